@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
 
 from fastapi import FastAPI
 from structlog.contextvars import bound_contextvars
@@ -40,8 +39,8 @@ from orchestrator.daemon.api.resume import KeptAnswers
 from orchestrator.daemon.api.served import ServedModel
 from orchestrator.daemon.api.tls import Certificate
 from orchestrator.daemon.bootstrap.admin_targets import describe_targets
-from orchestrator.daemon.bootstrap.alerting import build_alert_watch
 from orchestrator.daemon.bootstrap.api_settings import (
+    build_alert_watch,
     build_api_settings,
     build_connection_limits,
     build_store_limits,
@@ -52,8 +51,9 @@ from orchestrator.daemon.bootstrap.early_start import EarlyStart
 from orchestrator.daemon.bootstrap.plan_board import PlanBoard
 from orchestrator.daemon.bootstrap.reload import FileStanding, Reloader
 from orchestrator.daemon.bootstrap.reload_queue import ReloadQueue, reread_files
-from orchestrator.daemon.bootstrap.stopping import Stopping
+from orchestrator.daemon.bootstrap.stopping import Stopping, run_until
 from orchestrator.daemon.bootstrap.target_life import DaemonGround, TargetLife
+from orchestrator.daemon.bootstrap.target_settings import build_terms
 from orchestrator.daemon.bootstrap.tracing import close_tracing, open_tracing
 from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.daemon.control.loops.device_watch import watch_devices
@@ -71,7 +71,6 @@ _TEND_S = 1.0
 _START_EXTENSION_S = 60.0
 _STOP_EXTENSION_S = 30.0
 """What a stop may take behind the drain: batches, workers, the journal."""
-_T = TypeVar("_T")
 
 _log = get_logger(__name__)
 
@@ -90,7 +89,6 @@ class Daemon:
         self._notifier = Notifier()
         self._clock = SystemClock()
         self._stopping = Stopping(self._clock)
-        self._stop = self._stopping.asked
         self._stages = StageLog()
         keys_file = config.api.keys_file
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
@@ -112,7 +110,7 @@ class Daemon:
         board = PlanBoard(config.targets, base)
         ground = DaemonGround(path, self._state, cluster, board, self._clock, self._sandbox, self._say)
         first, *others = config.targets
-        self._targets = [TargetLife(first, ground, early.plan), *(TargetLife(one, ground) for one in others)]
+        self._targets = [TargetLife(first, ground, early.plan), *(TargetLife(config, ground) for config in others)]
         self._reloader = Reloader(config, standing, self._targets, self._adopt)
         self._reloads = ReloadQueue(
             self._reloader, self._notifier, partial(reread_files, self._keys, self._certificate)
@@ -184,9 +182,8 @@ class Daemon:
             _log.warning(text, systemd=f"{host}:{port}", api=f"{api.host}:{api.port}")
 
     def _build_admin(self, url: str, targets: Sequence[AdminTarget], metrics: MetricsPage) -> FastAPI:
-        """Return the admin app over these targets."""
         name_owner = partial(name_key, self._keys)
-        reloading = ReloadPort(self._reloads.reload, self._reloader.describe, self._reloader.list_values)
+        reloading = ReloadPort(self._reloads.reload, self._reloader.describe_file, self._reloader.list_values)
         pages = SupportPages(lambda: self._config.model_dump(mode="json"), metrics.render)
         ports = (name_owner, reloading, self._log, pages, self._alerts, self._book.view, self._deadly)
         return create_admin_app(
@@ -202,10 +199,10 @@ class Daemon:
         telling = asyncio.create_task(self._tell_systemd(), name="tell systemd")
         watching = list(self._list_watches())
         try:
-            if await self._unless_stopped(self._start_targets(url, admin_path, interrupted)):
+            if await run_until(self._stopping.asked, self._start_targets(url, admin_path, interrupted)):
                 self._notifier.ready(self._describe_serving())
                 self._reloads.open()
-                await self._unless_stopped(self._wait_failed())
+                await run_until(self._stopping.asked, self._wait_failed())
             await self._reloads.close()
             drain_s = self._config.limits.drain_timeout_s
             self._notifier.stopping(drain_s + _STOP_EXTENSION_S)
@@ -216,14 +213,14 @@ class Daemon:
                 await self._batches.close()
             if self._kept is not None:
                 self._kept.let_go()
-            await self._stopping.run_or_hurry(self._drain())
+            await run_until(self._stopping.hurried, self._drain())
         finally:
             tending.cancel()
             telling.cancel()
             if self._batches is not None:
                 await self._batches.close()
-            for one in watching:
-                one.cancel()
+            for task in watching:
+                task.cancel()
             await asyncio.gather(*(target.end_planning() for target in self._targets))
             await asyncio.gather(*(target.close() for target in self._targets))
             if self._kept is not None:
@@ -325,7 +322,7 @@ class Daemon:
         """Return in a line what is said of each target, with its name where there are several."""
         if len(words) == 1:
             return words[0]
-        return "; ".join(f"{target.name}: {one}" for target, one in zip(self._targets, words, strict=True))
+        return "; ".join(f"{target.name}: {word}" for target, word in zip(self._targets, words, strict=True))
 
     def _naming(self, target: TargetLife) -> AbstractContextManager[object]:
         """Let log lines say whose they are, where there are several targets. Tasks that begin meanwhile do so, too."""
@@ -343,7 +340,6 @@ class Daemon:
             yield asyncio.create_task(self._alerts.run(), name="watch alerts")
 
     def _describe_serving(self) -> str:
-        """Return which targets serve, as systemd shows it."""
         if len(self._targets) == 1:
             return "serving"
         failed = [target.name for target in self._targets if target.problem]
@@ -362,7 +358,7 @@ class Daemon:
         self._take_settings(self._build_settings())
         self._connections.limits = build_connection_limits(config)
         for model, target in zip(self._models, self._targets, strict=True):
-            model.take_terms(target.list_terms())
+            model.take_terms(build_terms(target.config))
         if self._batches is not None:
             store = self._batches.store
             store.limits = build_store_limits(config, store.limits.concurrency)
@@ -376,19 +372,6 @@ class Daemon:
         """Wait for as long as any target may serve. Raises DaemonError then."""
         reasons = await asyncio.gather(*(target.control.wait_failed() for target in self._targets))
         raise DaemonError(self._join_words(reasons))
-
-    async def _unless_stopped(self, work: Coroutine[object, object, _T]) -> _T | None:
-        """Return what comes of this; None where the daemon is told to stop before. Raises what it raises."""
-        task = asyncio.ensure_future(work)
-        stopped = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if task.done():
-            return task.result()
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        return None
 
     async def _tell_systemd(self) -> None:
         """Say that the daemon lives, by what watches its workers, and that a load goes on."""

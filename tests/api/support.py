@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import dataclasses
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +20,8 @@ from orchestrator.clock import SystemClock
 from orchestrator.daemon.api.app import ApiSettings, create_app
 from orchestrator.daemon.api.served import ServedTarget, TargetTerms
 from orchestrator.daemon.control.operator_desk import OperatorDesk
-from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, RouteView, StateView, Totals
-from orchestrator.daemon.control.steering_port import QuarantinedView, Steering
+from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, StateView, Totals
+from orchestrator.daemon.control.steering_port import RouteView
 from orchestrator.daemon.control.step import State
 from orchestrator.daemon.journal.book import AnswerBook
 from orchestrator.daemon.sandbox.sandbox import Sandbox
@@ -63,6 +63,23 @@ class HandClock:
         return self.now_s
 
 
+class _ScriptedDesk(OperatorDesk):
+    """Passes on to the script what that is asked in its place; of all else there is nothing."""
+
+    def __init__(self, script: ScriptedControl) -> None:
+        super().__init__(State(0), lambda event: None, SystemClock())
+        self._script = script
+
+    def override(self, wanted: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+        self._script.override(wanted, asked_by, user=user, engine=engine)
+
+    def hold(self, kind: PartKind, name: str, held: Held) -> None:
+        self._script.hold(kind, name, held)
+
+    def explain(self, request_id: str) -> list[RouteView]:
+        return self._script.explain(request_id)
+
+
 @dataclass
 class ScriptedControl:
     """Answers every request with `steps` (the tokens of each delta), then `finish`.
@@ -92,8 +109,11 @@ class ScriptedControl:
     held: list[tuple[str, str, str]] = field(default_factory=list)
     devices: tuple[DeviceView, ...] = ()
     routes: list[RouteView] = field(default_factory=list)
-    steering: Steering = field(default_factory=lambda: OperatorDesk(State(0), lambda event: None, SystemClock()))
+    steering: OperatorDesk = field(init=False)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.steering = _ScriptedDesk(self)
 
     def view(self) -> StateView:
         streams = len(self.submits) - len(self.ended)
@@ -120,12 +140,6 @@ class ScriptedControl:
 
     def explain(self, request_id: str) -> list[RouteView]:
         return self.routes
-
-    def list_quarantined(self) -> list[QuarantinedView]:
-        return []
-
-    def release_quarantined(self, digests: Sequence[str]) -> list[str]:
-        return []
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         self.submits.append(submit)

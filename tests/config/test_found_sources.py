@@ -55,7 +55,7 @@ def test_a_reload_asks_no_hub_for_a_model_that_workers_have_loaded(
     served = {one: ModelIdentity(one, "1" * 16) for one in bound.bound.values()}
     config = configure(tmp_path, f"model: {{source: 'hf:org/model@{COMMIT}'}}")
     found = renew_sources(config, tmp_path, bound, served)
-    assert (found.found.identities, found.replaced) == ({}, ())
+    assert (found.sources.identities, found.replaced) == ({}, ())
 
 
 def test_what_was_found_goes_along_and_is_no_difference_of_the_file(tmp_path: Path) -> None:
@@ -73,20 +73,20 @@ def test_a_reload_names_what_was_replaced_and_keeps_the_rest(tmp_path: Path) -> 
         tiny_gguf.write(tmp_path / name, MODEL)
     running = bind_sources(config)
     first = renew_sources(config, tmp_path, running, {})
-    assert (first.found, first.replaced) == (running, ())
+    assert (first.sources, first.replaced) == (running, ())
     served = {name: ModelIdentity(name, digest_of(config, tmp_path, name)) for name in running.bound}
-    assert renew_sources(config, tmp_path, running, served).found == running
+    assert renew_sources(config, tmp_path, running, served).sources == running
     tiny_gguf.write(tmp_path / "d.gguf", replace(MODEL, seed=6))
     second = renew_sources(config, tmp_path, running, served)
     assert [line.split(":")[0] for line in second.replaced] == ["d.gguf"]
-    assert set(second.found.identities) == {"d.gguf"}
-    (spec,), _ = build_start_specs(config.with_sources(second.found), tmp_path)
-    assert list_pinned(spec.options) == second.found.identities
-    again = renew_sources(config, tmp_path, second.found, served)
-    assert (again.found, again.replaced) == (second.found, ()), "it is what runs now"
+    assert set(second.sources.identities) == {"d.gguf"}
+    (spec,), _ = build_start_specs(config.with_sources(second.sources), tmp_path)
+    assert list_pinned(spec.options) == second.sources.identities
+    again = renew_sources(config, tmp_path, second.sources, served)
+    assert (again.sources, again.replaced) == (second.sources, ()), "it is what runs now"
     tiny_gguf.write(tmp_path / "d.gguf", MODEL)
-    back = renew_sources(config, tmp_path, second.found, served)
-    assert back.found.identities["d.gguf"].digest == served["d.gguf"].digest
+    back = renew_sources(config, tmp_path, second.sources, served)
+    assert back.sources.identities["d.gguf"].digest == served["d.gguf"].digest
     (tmp_path / "m.gguf").unlink()
     with pytest.raises(ModelRefused, match=r"there is no m\.gguf"):
         renew_sources(config, tmp_path, running, served)
@@ -94,4 +94,4 @@ def test_a_reload_names_what_was_replaced_and_keeps_the_rest(tmp_path: Path) -> 
 
 def digest_of(config: ClusterConfig, base: Path, name: str) -> str:
     unknown = {name: ModelIdentity(name, "0" * 16)}
-    return renew_sources(config, base, bind_sources(config), unknown).found.identities[name].digest
+    return renew_sources(config, base, bind_sources(config), unknown).sources.identities[name].digest

@@ -145,10 +145,10 @@ async def test_a_request_that_kills_workers_is_ended(code: int) -> None:
         await until(lambda: control.view().phase == "ready")
         assert control.view().totals.restarts == 2, "alone in a worker of its own, and never again"
         assert await decode(control, "next", PROMPT, 5) == engines.tokens(PROMPT, 5)
-        (found,) = control.list_quarantined()
+        (found,) = control.steering.list_quarantined()
         assert (found.request_id, found.prompt_tokens, found.deaths) == ("poison0", 2, 2)
-        assert control.release_quarantined([found.digest, "unknown"]) == [found.digest]
-        assert not control.list_quarantined()
+        assert control.steering.release_quarantined([found.digest, "unknown"]) == [found.digest]
+        assert not control.steering.list_quarantined()
 
 
 async def test_a_request_that_kills_after_a_token_in_each_life_is_found() -> None:
@@ -434,8 +434,9 @@ async def test_observers_see_every_round_and_cannot_break_it(caplog: pytest.LogC
         raise ValueError("an observer's own trouble")
 
     control = control_over()
-    control.on_round += [break_control, rounds.append]
-    control.on_progress.append(progress.append)
+    control.observers.follow(RoundReport, break_control)
+    control.observers.follow(RoundReport, rounds.append)
+    control.observers.follow(Progress, progress.append)
     await control.start()
     try:
         assert (await control.wait_settled()).phase == "ready"

@@ -16,7 +16,9 @@ from orchestrator.daemon.control.events import ClusterOpened, StreamOpened, Work
 from orchestrator.daemon.control.replicas import fleet as fleet_module
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica
 from orchestrator.daemon.control.routing.affinity import PrefixHolders, SeenPrefixes, block_keys
-from orchestrator.daemon.control.routing.router import Router, choose_route, format_route
+from orchestrator.daemon.control.routing.route_choice import choose_route
+from orchestrator.daemon.control.routing.router import Router
+from orchestrator.daemon.control.routing.routes import format_route
 from orchestrator.daemon.control.step import step
 from orchestrator.daemon.control.streams.streams import Stream
 from orchestrator.protocol.commands import Submit
@@ -181,6 +183,7 @@ def test_the_choice_is_that_of_pricing_each_replica_as_it_is_documented(
         replica.prefixes.note(block_keys(tokens[: 16 * told["remembered"]]))
         fill(state, replica, told["live"])
         replica.state.serving = told["serves"]
+        replica.on_change()
     every = state.replicas.serving
     for replica, told in zip(every, wanted, strict=True):
         if told["serves"]:
@@ -234,10 +237,10 @@ def test_who_remembers_a_prompt_is_looked_at_whatever_it_has_to_do() -> None:
     step(state, StreamOpened(Submit("first", [7], 4)), 1.0)
     warm.prefixes.note(block_keys(prompt))
     step(state, StreamOpened(Submit("second", prompt, 4)), 1.0)
-    stream = state.streams.find("second")
+    stream = state.streams.find_live("second")
     assert stream is not None
     assert stream.at == warm.name
-    (told,) = state.router.book.find("second", 1.0)
+    (told,) = state.router.book.find_routes("second", 1.0)
     assert told.rated[-1].name == f"{PRICED_ALL + 20 - len(told.rated) + 1} more"
     assert "not priced" in told.rated[-1].why_not
     assert warm.taken_by is not None
@@ -249,14 +252,14 @@ def test_a_replica_that_begins_anew_remembers_nothing() -> None:
     keys = block_keys(list(range(200)))
     seen.tell(holders, "a", 100)
     seen.note(keys)
-    assert holders.find(keys) == ["a"]
+    assert holders.find_holders(keys) == ["a"]
     assert seen.count_cached_tokens(keys) == 64
     other = SeenPrefixes(64)
     other.tell(holders, "b", 2)
     other.note(keys)
-    assert sorted(holders.find(keys[:2])) == ["a", "b"]
+    assert sorted(holders.find_holders(keys[:2])) == ["a", "b"]
     seen.tell(None, "", 100)
-    assert holders.find(keys) == ["b"]
+    assert holders.find_holders(keys) == ["b"]
 
 
 def test_rounds_of_a_large_fleet_are_learnt_as_those_of_a_small_one() -> None:

@@ -102,7 +102,7 @@ async def serving(*specs: WorkerSpec) -> AsyncIterator[TargetControl]:
         await asyncio.wait_for(control.wait_settled(), 30.0)
         await until(lambda: all(one.phase == "ready" for one in control.view().replicas))
         yield control
-        assert len(control._memories) == 0, "all was given back while control serves"
+        assert len(control._effects.memories) == 0, "all was given back while control serves"
         assert not list_shared()
     finally:
         await control.close()

@@ -74,7 +74,7 @@ def test_requests_leave_a_core_that_is_taken_and_come_back() -> None:
 def test_work_that_rests_is_not_planned_where_many_want_the_processor(rivals: float | None, lost: float) -> None:
     """A draft that was switched off there takes no time, so nobody sees how little it would get."""
     board = LoadBoard()
-    board.observe({"here/CPU": DeviceLoad(1.0, 0.95, rivals=rivals)}, {}, 1.0)
+    board.observe_samples({"here/CPU": DeviceLoad(1.0, 0.95, rivals=rivals)}, {}, 1.0)
     assert board.list_loads()["here/CPU"].others == pytest.approx(lost)
 
 
@@ -128,18 +128,17 @@ def test_rounds_are_learnt_without_what_others_took_of_them(others: float) -> No
 def test_where_a_device_does_not_say_whose_its_time_is_our_rounds_are_taken_off() -> None:
     board, target = LoadBoard(), spec("t0", device="CUDA:0")
     for second in range(6):
-        board.observe({"here/CUDA:0": DeviceLoad(0.9, None)}, {}, float(second))
+        board.observe_samples({"here/CUDA:0": DeviceLoad(0.9, None)}, {}, float(second))
         board.observe_round(target, 600.0)
-    found = board.find(target)
-    assert found is not None
-    assert found.others == pytest.approx(0.3, abs=0.02)
+    (device,) = board.view(6.0)
+    assert device.load.others == pytest.approx(0.3, abs=0.02)
 
 
 def with_draft(world: World, worker: int, state: str = "ok") -> None:
     """Its worker says that a draft works there; a token takes 5 ms with it and 12 without."""
     replica = world.state.replicas.serving[worker]
     assert replica.state.ready is not None
-    replica.state.ready = change_ready(replica.state.ready, drafters=["small"])
+    replica.state.replace_ready(change_ready(replica.state.ready, drafters=["small"]))
     gauges = Gauges(0, 0, 1024, 1024, 0, 0, 0, 0, drafters=[DrafterState("small", "model", state)])
     world.tell(WorkerSaid(worker, gauges))
     paces = PairPaces()
@@ -159,7 +158,7 @@ def test_a_request_goes_to_the_pair_with_a_working_draft_whose_device_is_free() 
     assert send(world, "b") == 0
     sample(world, "here/C", DeviceLoad(0.5, 0.5), 3)
     assert send(world, "c") == 1, "drafting for the first takes twice as long now"
-    (told,) = world.state.router.book.find("c", world.now_s)
+    (told,) = world.state.router.book.find_routes("c", world.now_s)
     assert (told.replica, told.draft) == ("t1", "small")
     sample(world, "here/C", DeviceLoad(0.0, 0.0), 8)
     assert send(world, "d") == 0
@@ -179,7 +178,7 @@ def test_a_request_is_explained_with_all_candidates_and_the_last_attempt_first()
     sample(world, "here/CPU", load(0.5, 0.0), 3)
     open_stream(world, "a")
     world.end_process(world.holder["a"][0])
-    found = world.state.router.book.find("a", world.now_s)
+    found = world.state.router.book.find_routes("a", world.now_s)
     assert [(one.attempt, one.replica) for one in found] == [(2, "t0"), (1, "t1")]
     assert [one.name for one in found[1].rated] == ["t1", "t0"]
     assert "most of it load: other programs take" in found[1].rated[1].why_not
@@ -190,7 +189,7 @@ def test_a_request_that_nothing_takes_is_explained_too() -> None:
     world = World(max_restarts=1)
     world.tell(WorkersChosen(PINNED, []))
     open_stream(world, "a")
-    (told,) = world.state.router.book.find("a", world.now_s)
+    (told,) = world.state.router.book.find_routes("a", world.now_s)
     assert (told.replica, told.reason) == ("", "no replica serves: t0: starting; t1: starting")
 
 
@@ -203,7 +202,7 @@ def test_the_book_is_bounded_by_requests_and_candidates(sent: list[tuple[int, in
     assert book._rated == sum(len(one.route.rated) for noted in book._noted.values() for one in noted)
     assert all(len(noted) <= 8 for noted in book._noted.values())
     if sent:
-        assert book.find(f"id-{sent[-1][0]}", 0.0)[0].attempt == len(sent) - 1
+        assert book.find_routes(f"id-{sent[-1][0]}", 0.0)[0].attempt == len(sent) - 1
 
 
 def test_choices_of_one_request_are_found_by_its_id() -> None:
@@ -212,7 +211,7 @@ def test_choices_of_one_request_are_found_by_its_id() -> None:
     for key in ("chatcmpl-1-0", "chatcmpl-1-1", "chatcmpl-12"):
         book.note(key, 1, found, 0.0)
     for asked in ("chatcmpl-1", "chatcmpl-1-0"):
-        assert [one.request_id for one in book.find(asked, 0.0)] == ["chatcmpl-1-0", "chatcmpl-1-1"]
+        assert [one.request_id for one in book.find_routes(asked, 0.0)] == ["chatcmpl-1-0", "chatcmpl-1-1"]
 
 
 def test_a_worker_without_host_is_on_this_one() -> None:
@@ -226,7 +225,7 @@ def test_a_deadline_is_what_is_left_of_it() -> None:
     world.now_s = 3.0
     world.state.streams.open(Submit("a", [1], 40), now_s=1.0)
     world.tell(Woke())
-    (told,) = world.state.router.book.find("a", world.now_s)
+    (told,) = world.state.router.book.find_routes("a", world.now_s)
     assert told.request.ends_in_ms == pytest.approx(8000.0)
     assert told.request.first_in_ms == pytest.approx(-1500.0)
 
@@ -235,7 +234,7 @@ def test_ten_thousand_devices_are_kept_and_shown() -> None:
     board = LoadBoard()
     for host in range(1000):
         seen = {f"host-{host}/CUDA:{number}": DeviceLoad(0.9, 0.5) for number in range(10)}
-        board.observe(seen, {}, 1.0)
+        board.observe_samples(seen, {}, 1.0)
         assert len(board.list_loads(seen)) == 10, "each host's alone"
     assert len(board.view(1.0)) == 10_000
     assert board.view(1.1) is board.view(1.2), "not put together for each request"

@@ -45,8 +45,8 @@ def serve_streams(decode_s: float, prefill_ms: float, *, ends: int = 3) -> Strea
 def view(live: int, *, running: int | None = None) -> StateView:
     """A replica of READY's four slots, of which objectives leave so many."""
     state = TargetState("one")
-    state.observe(READY)
-    state.observe(gauges(slo(running) if running is not None else None))
+    state.observe_event(READY)
+    state.observe_event(gauges(slo(running) if running is not None else None))
     return whole([state.view(0, live)], "local", streams=live, uptime_s=1.0, draining=False)
 
 

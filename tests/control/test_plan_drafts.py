@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from orchestrator.daemon.control.loops.plan_keeper import DriftPolicy, PlanKeeper
-from tests.control.test_plan_keeper import Clock, Making, Planned, Workers, sample_for, until
+from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
+from orchestrator.daemon.control.loops.planner_port import DriftPolicy
+from tests.control.test_plan_keeper import Clock, Making, Workers, name_workers, sample_for, until
 from tests.policies.test_running import plan
 
 
@@ -16,7 +17,7 @@ def place_draft(found: PlanKeeper) -> str:
 
 async def test_a_draft_leaves_a_device_that_others_take_and_returns_when_they_end(tmp_path):
     workers, clock = Workers(), Clock()
-    found = PlanKeeper(Planned(plan(tmp_path, sim_ms=8.0)), workers, Making(), DriftPolicy(0.2, 3.0), clock)
+    found = PlanKeeper(name_workers(plan(tmp_path, sim_ms=8.0)), workers, Making(), DriftPolicy(0.2, 3.0), clock)
     assert place_draft(found) == "here/CPU"
     sample_for(found, clock, 40, CPU=0.05)
     sample_for(found, clock, 12, CPU=0.9)
@@ -34,7 +35,7 @@ async def test_a_draft_leaves_a_device_that_others_take_and_returns_when_they_en
 
 async def test_a_draft_stays_where_no_other_place_is_better(tmp_path):
     workers, clock = Workers(), Clock(100.0)
-    found = PlanKeeper(Planned(plan(tmp_path, sim_ms=8.0)), workers, Making(), DriftPolicy(0.2, 3.0), clock)
+    found = PlanKeeper(name_workers(plan(tmp_path, sim_ms=8.0)), workers, Making(), DriftPolicy(0.2, 3.0), clock)
     sample_for(found, clock, 20, CPU=0.3)
     await until(found, 1)
     assert (workers.replaced, place_draft(found)) == ([], "here/CPU")

@@ -17,7 +17,8 @@ from orchestrator.config.placement import PlacementSection
 from orchestrator.daemon.control.actions import TellLacking, TellLoads, TellRefused
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.health.health import Part, PartHealth
-from orchestrator.daemon.control.loops.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
+from orchestrator.daemon.control.loops.planner_port import DriftPolicy, StartPlan
 from orchestrator.errors import WorkerError
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.models import model_at_hand
@@ -62,26 +63,12 @@ class Workers:
         return self.numbers
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A plan whose worker is named after its device, and started in a `way`."""
-
-    proposal: PlanProposal
-    way: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def targets(self) -> tuple[WorkerSpec, ...]:
-        names = [one.shards[0].device for one in self.proposal.plan.replicas]
-        options = {"model": {"adapter": "simulated"}, **self.way}
-        return tuple(WorkerSpec(name, "", options, device=name.partition("/")[2]) for name in names)
-
-    @property
-    def drafts(self) -> tuple[tuple[WorkerSpec, ...], ...]:
-        return ()
-
-    @property
-    def standbys(self) -> tuple[StandbySpec, ...]:
-        return ()
+def name_workers(proposal: PlanProposal, way: Mapping[str, object] | None = None) -> StartPlan:
+    """Return a plan whose workers are named after their devices, and started in a `way`."""
+    names = [replica.shards[0].device for replica in proposal.plan.replicas]
+    options = {"model": {"adapter": "simulated"}, **(way or {})}
+    specs = (WorkerSpec(name, "", options, device=name.partition("/")[2]) for name in names)
+    return StartPlan(proposal, tuple(specs))
 
 
 def first_plan(directory, row_ms, replicas=1, others=None, **placement) -> PlanProposal:
@@ -104,10 +91,10 @@ class Making:
         running: Sequence[WorkerSpec],
         health: Mapping[str, tuple[float, str]],
         loads: Mapping[str, DeviceLoad],
-    ) -> Planned:
+    ) -> StartPlan:
         cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
         cluster = apply_loads(cluster, first.behind, loads)
-        return Planned(build_proposal(cluster, first.request, first.behind), self.way)
+        return name_workers(build_proposal(cluster, first.request, first.behind), self.way)
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
         self.marked.append((key[0], ratio))
@@ -115,7 +102,7 @@ class Making:
 
 
 def keeper(directory, row_ms, clock, workers, making=None, replicas=1, pause_s=FIRST_PAUSE_S) -> PlanKeeper:
-    running = Planned(first_plan(directory, row_ms, replicas))
+    running = name_workers(first_plan(directory, row_ms, replicas))
     return PlanKeeper(running, workers, making or Making(), DriftPolicy(0.2, 3.0, pause_s), clock)
 
 
@@ -123,7 +110,7 @@ def rounds(found: PlanKeeper, count: int, ms: float, engine: int = 0) -> None:
     stats = RequestStats(20, 30, 5, 5, 5, 0.0, 0.0)
     for _ in range(count):
         done = RoundReport([Delta("r", [1, 2], "", stats)], 1, 4, 1, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5)
-        found.observe(msgspec.structs.replace(done, engine=engine))
+        found.observe_round(msgspec.structs.replace(done, engine=engine))
 
 
 def rounds_of_many(found: PlanKeeper, sequences: int, count: int, ms: float) -> None:
@@ -131,7 +118,7 @@ def rounds_of_many(found: PlanKeeper, sequences: int, count: int, ms: float) -> 
     for _ in range(count):
         deltas = [Delta(f"r{number}", [1, 2], "", stats) for number in range(sequences)]
         rows = 2 * sequences
-        found.observe(RoundReport(deltas, sequences, rows, sequences, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5))
+        found.observe_round(RoundReport(deltas, sequences, rows, sequences, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5))
 
 
 def keeper_of_one_row_and_of_many(directory, clock, workers) -> PlanKeeper:
@@ -141,7 +128,7 @@ def keeper_of_one_row_and_of_many(directory, clock, workers) -> PlanKeeper:
         store = store_simulated_profiles(directory, row_ms, more_row_ms=more_row_ms)
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
     asked = PlanRequest(toy, (), True, Exactness.BIT, 1, 1, PlacementSection())
-    running = Planned(propose_here(asked, store, {}))
+    running = name_workers(propose_here(asked, store, {}))
     return PlanKeeper(running, workers, Making(), DriftPolicy(10.0, 1e9, FIRST_PAUSE_S), clock)
 
 
@@ -177,7 +164,7 @@ def keeper_of_unlike(directory, workers, clock, prices, powers=(1.0, 1.0), **pla
         for one, price, power in zip(first.cluster.devices, prices, powers, strict=True)
     )
     asked = replace(first.request, placement=PlacementSection(**placement))
-    running = Planned(build_proposal(replace(first.cluster, devices=devices), asked, first.behind))
+    running = name_workers(build_proposal(replace(first.cluster, devices=devices), asked, first.behind))
     return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), clock)
 
 
@@ -297,8 +284,8 @@ async def test_a_new_worker_that_does_not_start_leaves_the_old_one(tmp_path):
 async def test_rounds_that_read_prompts_say_nothing(tmp_path):
     found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
     for _ in range(200):
-        found.observe(RoundReport([Delta("r", [1])], 1, 300, 0, 0, 0, [], 90.0, 90.0, 0.0))
-        found.observe(RoundReport([], 1, 4, 0, 0, 0, [], 90.0, 90.0, 0.0))
+        found.observe_round(RoundReport([Delta("r", [1])], 1, 300, 0, 0, 0, [], 90.0, 90.0, 0.0))
+        found.observe_round(RoundReport([], 1, 4, 0, 0, 0, [], 90.0, 90.0, 0.0))
     assert found.view().rounds == 0
 
 
@@ -453,7 +440,7 @@ async def test_profiles_that_are_measured_meanwhile_make_another_plan_and_forget
 
 async def test_a_plan_by_a_disturbed_profile_says_so_until_it_is_measured_again(tmp_path):
     workers = Workers()
-    running = Planned(first_plan(tmp_path / "first", {"SIM": 2.0}, others=0.5))
+    running = name_workers(first_plan(tmp_path / "first", {"SIM": 2.0}, others=0.5))
     found = PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), Clock())
     (told,) = found.view().doubts
     assert told == "here/SIM: the profile of toy in simulated: other programs took 50% of it while it was measured"
@@ -577,7 +564,7 @@ async def test_what_was_refused_is_tried_again_when_workers_are_started_in_anoth
     first, way = found.running, {"kv_cache": 1} if changed else {}
     refuse(found)
     assert await found.wait_planned()
-    adjusted = await found.adjust(Planned(first.proposal, way), Making(way))
+    adjusted = await found.adjust(name_workers(first.proposal, way), Making(way))
     after = PlanKeeper(adjusted, Workers(), Making(way), DriftPolicy(0.2, 3.0), Clock())
     after.succeed(found, first.proposal)
     after.observe_profiles(first.proposal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.daemon.control.routing import router
+from orchestrator.daemon.control.routing import route_choice
 from orchestrator.daemon.control.streams.streams import Streams
 from orchestrator.protocol.commands import Submit
 from policies.serving.routing import RoutedRequest
@@ -12,8 +12,8 @@ from policies.serving.routing import RoutedRequest
 
 def test_a_stream_is_routed_by_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RoutedRequest] = []
-    monkeypatch.setattr(router, "route", lambda states, request, weights: asked.append(request))
+    monkeypatch.setattr(route_choice, "route", lambda states, request, weights: asked.append(request))
     streams = Streams()
     stream = streams.open(Submit("a", [1, 2, 3], 10, committed=[4, 5, 6, 7]))
-    router.choose_route(stream, [1, 2, 3], [], streams, {})
+    route_choice.choose_route(stream, [1, 2, 3], [], streams, {})
     assert asked == [RoutedRequest(7, 6)]

@@ -86,11 +86,11 @@ async def spread(control: TargetControl) -> asyncio.Future[list[list[int]]]:
     tasks = []
     for name in names:
         for other in names:
-            control.hold("worker", other, "cordoned" if other != name else "")
+            control.steering.hold("worker", other, "cordoned" if other != name else "")
         tasks.append(asyncio.create_task(decode(control, f"on {name}")))
         await until(partial(has_streams, control, name))
     for name in names:
-        control.hold("worker", name, "")
+        control.steering.hold("worker", name, "")
     return asyncio.gather(*tasks)
 
 
@@ -104,14 +104,14 @@ async def until_all_draft(control: TargetControl, expected: list[int]) -> None:
     names = [one.name for one in control.view().replicas]
     for name in names:
         for other in names:
-            control.hold("worker", other, "cordoned" if other != name else "")
+            control.steering.hold("worker", other, "cordoned" if other != name else "")
         async with asyncio.timeout(30.0):
             before = -1
             while count_accepted(control, name) - before < 100:
                 before = count_accepted(control, name)
                 assert await decode(control, "r") == expected
     for name in names:
-        control.hold("worker", name, "")
+        control.steering.hold("worker", name, "")
 
 
 def count_accepted(control: TargetControl, name: str) -> int:

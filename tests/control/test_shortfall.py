@@ -17,14 +17,15 @@ from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.events import StandbySpec
-from orchestrator.daemon.control.loops.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
+from orchestrator.daemon.control.loops.planner_port import DriftPolicy
 from orchestrator.daemon.control.port import StateView
 from orchestrator.daemon.control.replicas.shortfall import describe_missing, is_out, list_missing, list_wanted
 from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.failover.standby import FailoverRules, Readiness
 from tests.control.test_controller import PROMPT, at_once, decode, until
-from tests.control.test_plan_keeper import Clock, Making, Planned, Workers, first_plan
+from tests.control.test_plan_keeper import Clock, Making, Workers, first_plan, name_workers
 from tests.control.test_replicas import LIMITS
 from tests.support import engines
 
@@ -101,9 +102,9 @@ async def test_a_draft_worker_that_cannot_start_is_named() -> None:
 
 async def test_what_serves_of_a_plan_is_what_its_replicas_reach_that_are_ready(tmp_path) -> None:
     proposal = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 2.5}, replicas=2)
-    keeper = PlanKeeper(Planned(proposal), Workers(), Making(), DriftPolicy(0.2, 3.0), Clock())
+    keeper = PlanKeeper(name_workers(proposal), Workers(), Making(), DriftPolicy(0.2, 3.0), Clock())
     async with start_control(name_worker("good"), name_worker("bad", fail_start="final")) as control:
-        control.plan_view = keeper.view
+        control.views.plan_view = keeper.view
         await until(lambda: any(map(is_out, control.view().replicas)))
         plan = control.view().plan
         reached = [one.prediction.goodput_tokens_per_s for one in proposal.plan.replicas]

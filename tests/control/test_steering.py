@@ -128,7 +128,7 @@ def test_a_cancelled_and_a_quarantined_stream_leave_their_worker() -> None:
         open_stream(world, key)
     world.tell(RequestCancelled(["a", "gone"]))
     assert set(world.holder) == {"b"}
-    stream = world.state.streams.find("b")
+    stream = world.state.streams.find_live("b")
     assert stream is not None
     world.tell(RequestQuarantined(stream.digest, "b", 1, world.now_s + 60.0))
     assert world.holder == {}
@@ -160,8 +160,8 @@ def test_histories_of_ended_requests_are_bounded_and_found_by_id_and_digest() ->
     for number in range(2000):
         book.open(Submit(f"r{number}", [1], 4), 0.0).digest = f"d{number}"
         book.end(f"r{number}", "stop", 1.0)
-    assert book.find("r0") == []
-    assert [one.key for one in book.find("r1999")] == ["r1999"]
+    assert book.find_choices("r0") == []
+    assert [one.key for one in book.find_choices("r1999")] == ["r1999"]
     found = book.find_like("d1998")
     assert found is not None
     assert (found.key, found.view(2.0).state) == ("r1998", "ended")

@@ -66,9 +66,9 @@ def test_totals_add_up_over_rounds() -> None:
 
 def test_progress_is_told_with_its_share_where_it_is_known() -> None:
     state = TargetState("target")
-    state.observe(Progress("convert", 0.25))
+    state.observe_event(Progress("convert", 0.25))
     assert state.detail == "convert 25%"
-    state.observe(Progress("load", -1.0))
+    state.observe_event(Progress("load", -1.0))
     assert state.view(engine=0, streams=0).detail == "load"
 
 

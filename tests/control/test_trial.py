@@ -11,8 +11,7 @@ import pytest
 
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.control.port import DraftView, StateView, Totals
-from orchestrator.daemon.control.rollout.canary import CanaryTerms, CanaryTrial
-from orchestrator.daemon.control.rollout.canary_file import TrialFile
+from orchestrator.daemon.control.rollout.canary import CanaryTerms, CanaryTrial, TrialFile
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import Delta, Gauges

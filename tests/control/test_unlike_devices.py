@@ -57,7 +57,7 @@ def run_rounds(
 def send(state: State, key: str, tokens: int = 64) -> str:
     """Return the replica that a request goes to."""
     step(state, StreamOpened(Submit(key, [hash(key) % 1000, 2, 3], tokens)), 2.0)
-    stream = state.streams.find(key)
+    stream = state.streams.find_live(key)
     assert stream is not None
     return stream.at
 

@@ -51,28 +51,28 @@ def test_each_try_after_the_kernel_killed_a_worker_asks_for_less_and_the_last_is
 
 def test_one_that_served_is_never_given_up_and_another_end_brings_the_configured_size_back() -> None:
     life = begin()
-    life.observe(READY, 0.5)
+    life.observe_event(READY, 0.5)
     assert [share_of(lose(life, "memory")) for _ in range(3)] == [2, 4, 4]
     assert share_of(lose(life, "crashed")) == 1
 
 
 def test_a_device_that_ran_out_of_memory_under_a_worker_that_served_is_asked_for_less() -> None:
     life = begin()
-    life.observe(READY, 0.5)
-    life.observe(Failed("no memory", restartable=True, kind="out_of_memory"), 0.6)
+    life.observe_event(READY, 0.5)
+    life.observe_event(Failed("no memory", restartable=True, kind="out_of_memory"), 0.6)
     assert share_of(lose(life, "killed")) == 2
 
 
 def test_what_a_worker_found_by_itself_counts() -> None:
     life = begin()
-    life.observe(change_ready(READY, memory_reduced=["loading with all of it: no memory"]), 0.5)
+    life.observe_event(change_ready(READY, memory_reduced=["loading with all of it: no memory"]), 0.5)
     assert share_of(lose(life, "memory")) == 4
 
 
 @pytest.mark.parametrize(("longest", "share"), [(64, 2), (65, 1)])
 def test_a_stream_that_needs_the_whole_cache_keeps_it(longest: int, share: int) -> None:
     life = begin()
-    life.observe(READY, 0.5)
+    life.observe_event(READY, 0.5)
     assert READY.kv.blocks * READY.kv.block_tokens == 128
     assert share_of(lose(life, "memory", longest_tokens=longest)) == share
 
@@ -85,7 +85,7 @@ def test_the_size_only_shrinks_for_memory_and_never_below_the_last_part(
     for kind, ready, longest in ends:
         before = life.memory_share
         if ready:
-            life.observe(change_ready(READY, memory_reduced=["smaller"] * SHARES.index(before)), 0.5)
+            life.observe_event(change_ready(READY, memory_reduced=["smaller"] * SHARES.index(before)), 0.5)
         share = share_of(lose(life, kind, longest_tokens=longest))
         assert share in SHARES
         assert share == 1 if kind != "memory" else share >= before

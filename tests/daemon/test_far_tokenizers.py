@@ -117,16 +117,16 @@ def test_a_tokenizer_is_read_as_soon_as_a_worker_has_prepared_it_and_stands_for_
     assert not tokenizers.load_known("m.gguf")
     ready = load_far(tmp_path)
     assert tokenizers.load_known("m.gguf")
-    found = tokenizers.find(ready)
+    found = tokenizers.find_loaded(ready)
     assert found is not None
     assert found.encode("xy", special=False) == [WORDS.index("xy")]
     tiny_gguf.write(tmp_path / "m.gguf", Tiny("llama", vocabulary=len(WORDS), words=WORDS[::-1]))
     assert not tokenizers.load_known("m.gguf"), "nobody has read what is there now"
     other = load_far(tmp_path)
-    assert tokenizers.find(other) is None
+    assert tokenizers.find_loaded(other) is None
     assert tokenizers.load_known("m.gguf")
     for one, words in ((ready, WORDS), (other, WORDS[::-1])):
-        found = tokenizers.find(one)
+        found = tokenizers.find_loaded(one)
         assert found is not None
         assert found.encode("xy", special=False) == [words.index("xy")]
     (tmp_path / "m.gguf").unlink()

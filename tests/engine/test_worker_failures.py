@@ -28,7 +28,7 @@ from adapters.hf_hub import DownloadFailed
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore, StoreFull, StoreUnwritable
 from orchestrator.clock import SystemClock
-from orchestrator.daemon.control.event_log import tell_changes
+from orchestrator.daemon.control.event_log import log_changes
 from orchestrator.daemon.control.state import add_gauges
 from orchestrator.protocol.commands import Retune, Stop, Submit
 from orchestrator.protocol.events import Event, Failed, Refused, Retuned
@@ -200,8 +200,8 @@ def test_a_bound_for_memory_is_in_the_gauges_and_the_log(caplog):
             pass
     assert gauges.memory_bound.rows <= 4
     assert gauges.out_of_memory > 0
-    tell_changes("target", None, gauges)
-    tell_changes("target", gauges, gauges)
+    log_changes("target", None, gauges)
+    log_changes("target", gauges, gauges)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
     assert said[0].startswith("target: out of memory; forwards have ")
@@ -227,7 +227,7 @@ def test_a_file_that_rots_while_it_serves_is_told_at_once_and_made_again_at_the_
         rot(made / "sub" / "first.bin")
         gauges = until(next_event, Gauges)
         assert gauges.corrupt == [f"{made}: sub/first.bin has other content than was written"]
-    tell_changes("target", None, gauges)
+    log_changes("target", None, gauges)
     assert "sub/first.bin has other content" in caplog.text
     assert store.find(source, recipe) is None
     assert store.prepare(source, recipe, Said()) == made

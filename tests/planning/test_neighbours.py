@@ -11,7 +11,8 @@ import pytest
 from orchestrator.config.load import load_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.bootstrap.plan_board import PlanBoard
-from orchestrator.daemon.bootstrap.planning import PlanMaking, StartPlan, make_plan
+from orchestrator.daemon.bootstrap.planning import PlanMaking, make_plan
+from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.planning.wanted import PlanError
 from policies.planning.plan import Plan
 from tests.support.profiles import store_simulated_profiles

@@ -11,6 +11,7 @@ from orchestrator.daemon.api.served import ServedModel
 from orchestrator.daemon.bootstrap.target_life import TargetLife
 from orchestrator.daemon.bootstrap.tracing import connect_tracing, count_spans
 from orchestrator.daemon.tracing.port import TracedDaemon
+from orchestrator.protocol.rounds import RoundReport
 
 
 def describe_targets(
@@ -19,11 +20,12 @@ def describe_targets(
     """Return the targets as operators see them, and let each one's rounds be counted. `models` are the same targets as
     requests see them."""
     count_spans(tracing, models[0].metrics)
-    told = []
+    admin_targets = []
     for target, model in zip(targets, models, strict=True):
-        target.control.on_round.extend([model.metrics.observe_round, model.liveness.observe_round])
+        target.control.observers.follow(RoundReport, model.metrics.observe_round)
+        target.control.observers.follow(RoundReport, model.liveness.observe_round)
         connect_tracing(tracing, model.name, target.control)
-        told.append(
+        admin_targets.append(
             AdminTarget(
                 target.control,
                 target.tell_name,
@@ -36,7 +38,7 @@ def describe_targets(
                 model.metrics.speed.view,
             )
         )
-    return told
+    return admin_targets
 
 
 def _get_acceptance(model: ServedModel) -> AcceptanceBounds:

@@ -1,11 +1,14 @@
-"""What the API is told of its configuration: bounds, access, connections, and the store of files and batches."""
+"""What the API is told of its configuration: bounds, access, connections, alerts, the store of files and batches."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from orchestrator.clock import Clock
+from orchestrator.config.alerts import AlertsSection
 from orchestrator.config.model import ClusterConfig
+from orchestrator.daemon.alerts.watch import AlertWatch
+from orchestrator.daemon.alerts.webhook import Webhook
 from orchestrator.daemon.api.access import Access
 from orchestrator.daemon.api.app import ApiSettings
 from orchestrator.daemon.api.audit import AuditLog
@@ -13,6 +16,7 @@ from orchestrator.daemon.api.batches.store import BatchStore, StoreLimits
 from orchestrator.daemon.api.connections import ConnectionLimits, Connections, raise_open_files
 from orchestrator.daemon.api.doors.responses.store import StoreBounds
 from orchestrator.daemon.api.keys import Keys
+from orchestrator.daemon.api.metrics.page import MetricsPage
 from orchestrator.daemon.tracing.port import TracedDaemon
 from orchestrator.durable import is_full
 from orchestrator.errors import DaemonError
@@ -32,11 +36,7 @@ def build_connection_limits(config: ClusterConfig) -> ConnectionLimits:
 
 
 def build_api_settings(
-    config: ClusterConfig,
-    keys: Keys | None,
-    audit: AuditLog,
-    connections: Connections,
-    tracing: TracedDaemon | None,
+    config: ClusterConfig, keys: Keys | None, audit: AuditLog, connections: Connections, tracing: TracedDaemon | None
 ) -> ApiSettings:
     """Return the settings of the API: `keys` are None where everybody may ask, `tracing` where nothing is traced."""
     limits, api = config.limits, config.api
@@ -63,18 +63,18 @@ def build_api_settings(
 
 def build_store_limits(config: ClusterConfig, concurrency: int) -> StoreLimits:
     """Return the bounds of what is kept for batches. `concurrency`: lines that are asked at once."""
-    asked = config.batches
-    sizes = (int(asked.max_file), int(asked.max_storage))
-    return StoreLimits(concurrency, *sizes, asked.max_files, asked.max_batches, asked.keep_s)
+    batches = config.batches
+    sizes = (int(batches.max_file), int(batches.max_storage))
+    return StoreLimits(concurrency, *sizes, batches.max_files, batches.max_batches, batches.keep_s)
 
 
 def open_batches(config: ClusterConfig, state: Path, clock: Clock) -> BatchStore | None:
     """Return what keeps files and batches below the daemon's own directory; None where that is not wanted. Raises
     DaemonError where it cannot be written."""
-    asked, directory = config.batches, state / "batches"
-    if not asked.enabled:
+    batches, directory = config.batches, state / "batches"
+    if not batches.enabled:
         return None
-    store = BatchStore(directory, build_store_limits(config, asked.concurrency), clock)
+    store = BatchStore(directory, build_store_limits(config, batches.concurrency), clock)
     try:
         store.open()
     except OSError as error:
@@ -82,3 +82,14 @@ def open_batches(config: ClusterConfig, state: Path, clock: Clock) -> BatchStore
         text = "make room on that disk" if is_full(error) else text
         raise DaemonError(f"{directory}: {error.strerror}; {text}") from error
     return store
+
+
+def build_alert_watch(page: MetricsPage, section: AlertsSection, clock: Clock) -> AlertWatch:
+    url = section.webhook.get_secret_value()
+    return AlertWatch(
+        page.read,
+        time_factor=section.time_factor,
+        every_s=section.every_s,
+        webhook=Webhook(url) if url else None,
+        clock=clock,
+    )

@@ -60,8 +60,8 @@ def describe_drafting(drafting: ReadyDrafting) -> str:
 
 
 def _build_request(ready: Ready, url: str, *, keys: bool) -> str:
-    for any_address, one in _ANY_ADDRESS.items():
-        url = url.replace(f"//{any_address}:", f"//{one}:")
+    for any_address, own_address in _ANY_ADDRESS.items():
+        url = url.replace(f"//{any_address}:", f"//{own_address}:")
     messages = [{"role": "user", "content": "Why do ships float?"}]
     body = {"model": ready.model.name, "messages": messages, "max_tokens": 100}
     head = "-H 'Content-Type: application/json'"

@@ -11,8 +11,7 @@ from orchestrator.config.drafts import draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.control.port import Control
-from orchestrator.daemon.control.rollout.canary import CanaryTerms, CanaryTrial
-from orchestrator.daemon.control.rollout.canary_file import TrialFile
+from orchestrator.daemon.control.rollout.canary import CanaryTerms, CanaryTrial, TrialFile
 from orchestrator.planning.worker_options import CANARY_PREFIX, depth_of
 from policies.serving.canary import PromotionRule
 
@@ -50,5 +49,5 @@ def _own_drafters(config: ClusterConfig) -> frozenset[str]:
 
 def _name_of(config: ClusterConfig, path: Path) -> str:
     """Return what is other for every configuration in which figures may be others, and for every place of one."""
-    told = config.model_dump_json(exclude={"journal", "logging", "state", "store"}, exclude_defaults=True)
-    return blake2b(f"{path.resolve()}\n{told}".encode(), digest_size=_NAME_BYTES).hexdigest()
+    settings = config.model_dump_json(exclude={"journal", "logging", "state", "store"}, exclude_defaults=True)
+    return blake2b(f"{path.resolve()}\n{settings}".encode(), digest_size=_NAME_BYTES).hexdigest()

@@ -14,7 +14,6 @@ def measuring_cluster(config: ClusterConfig) -> Cluster:
 
 
 def local_cluster() -> Cluster:
-    """Return what starts processes on this machine."""
     from orchestrator.launch.local import LocalCluster
 
     return LocalCluster()

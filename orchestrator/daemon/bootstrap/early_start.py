@@ -19,16 +19,15 @@ from orchestrator.clock import SystemClock
 from orchestrator.config.load import state_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.bootstrap.clusters import build_cluster
-from orchestrator.daemon.bootstrap.journal import build_book
 from orchestrator.daemon.bootstrap.lease import hold_lease
 from orchestrator.daemon.bootstrap.model_sources import bind_sources
 from orchestrator.daemon.bootstrap.start_specs import build_start_specs
-from orchestrator.daemon.journal.book import AnswerBook
+from orchestrator.daemon.journal.book import AnswerBook, BookLimits
 from orchestrator.errors import OutriderError
 from orchestrator.protocol.contract import AheadCluster, Cluster, WorkerSpec
 
 if TYPE_CHECKING:  # to plan takes half of what the daemon imports
-    from orchestrator.daemon.bootstrap.planning import StartPlan
+    from orchestrator.daemon.control.loops.planner_port import StartPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ async def start_early(config: ClusterConfig, path: Path) -> AsyncIterator[EarlyS
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with hold_lease(state):
-        book = build_book(config, state, SystemClock())
+        book = _build_book(config, state)
         book.reserve()  # before models are prepared, which may fill the disk
         cluster, plan = build_cluster(config, state), None
         try:
@@ -68,6 +67,12 @@ async def start_early(config: ClusterConfig, path: Path) -> AsyncIterator[EarlyS
             await cluster.close()
 
 
+def _build_book(config: ClusterConfig, state: Path) -> AnswerBook:
+    journal = config.journal
+    limits = BookLimits(int(journal.memory), journal.ended_s, journal.detached_s, journal.sync_s, int(journal.reserve))
+    return AnswerBook(limits, SystemClock(), state / "journal" if journal.enabled else None)
+
+
 def _find_first_spec(config: ClusterConfig, path: Path, state: Path) -> tuple[WorkerSpec | None, StartPlan | None]:
     """Return how the first worker is started, and the plan that says so where one does; None where it is several
     processes, where a hub says what its model is, or where more is to be known before. Raises what resolving the models
@@ -77,7 +82,7 @@ def _find_first_spec(config: ClusterConfig, path: Path, state: Path) -> tuple[Wo
         return nothing
     base, first = path.resolve().parent, config.targets[0]
     first = first.with_sources(bind_sources(first))
-    if not any(one.planned for one in config.targets):
+    if not any(target.planned for target in config.targets):
         targets, _ = build_start_specs(first, base)
         return (None if targets[0].parts else targets[0]), None
     if len(config.targets) > 1 or first.plans_hosts:

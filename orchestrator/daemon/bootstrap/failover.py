@@ -7,20 +7,15 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.config.failover import FailoverSection, StandbyTarget
+from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import Placement
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.planning.worker_options import engine_options, worker_specs
 from orchestrator.protocol.contract import WorkerSpec
-from policies.serving.failover.standby import FailoverRules, Readiness
+from policies.serving.failover.standby import Readiness
 
 _PREPARING_ENTRY = "orchestrator.worker.loading.preparing:build_preparing"
-
-
-def failover_rules(section: FailoverSection) -> FailoverRules:
-    """Return when standbys take over."""
-    return FailoverRules(section.after_s, section.back_after_s, section.other_bits)
 
 
 def build_standbys(
@@ -29,15 +24,15 @@ def build_standbys(
     """Return how standbys are started: those of `failover.standby`, where no others are `wanted`. Raises what resolving
     the models raises."""
     standbys = config.failover.standby if wanted is None else wanted
-    return [_build_standby(config, base, one, number) for number, one in enumerate(standbys)]
+    return [_build_standby(config, base, standby, number) for number, standby in enumerate(standbys)]
 
 
-def _build_standby(config: ClusterConfig, base: Path, one: StandbyTarget, number: int) -> StandbySpec:
-    placement = Placement(host=one.host, cores=one.cores, threads=one.threads)
-    model = _list_own(one, "adapter", "device", "weights", "activations", "kv_cache_precision")
+def _build_standby(config: ClusterConfig, base: Path, standby: StandbyTarget, number: int) -> StandbySpec:
+    placement = Placement(host=standby.host, cores=standby.cores, threads=standby.threads)
+    model = _list_own(standby, "adapter", "device", "weights", "activations", "kv_cache_precision")
     if model.keys() & {"adapter", "device"}:
         model |= {"shards": [], "tensor_parallel": 1, "device_layers": "all"}  # it is a whole target
-    limits = _list_own(one, "kv_cache", "max_running", "max_batch_rows")
+    limits = _list_own(standby, "kv_cache", "max_running", "max_batch_rows")
     placed = config.model_copy(
         update={
             "model": config.model.model_copy(update={**model, "replicas": [placement]}),
@@ -46,13 +41,13 @@ def _build_standby(config: ClusterConfig, base: Path, one: StandbyTarget, number
     )
     [target] = worker_specs(engine_options(placed, base), placed)
     spec = msgspec.structs.replace(target, name="standby" if number == 0 else f"standby-{number}")
-    readiness = Readiness(one.readiness)
+    readiness = Readiness(standby.readiness)
     return StandbySpec(spec, readiness, _describe_preparing(spec) if readiness is Readiness.WARM else None)
 
 
-def _list_own(one: StandbyTarget, *names: str) -> dict[str, object]:
+def _list_own(standby: StandbyTarget, *names: str) -> dict[str, object]:
     """Return those of the settings that a standby has of its own."""
-    return {name: value for name in names if (value := getattr(one, name)) is not None}
+    return {name: value for name in names if (value := getattr(standby, name)) is not None}
 
 
 def _describe_preparing(target: WorkerSpec) -> WorkerSpec:

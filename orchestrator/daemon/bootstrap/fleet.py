@@ -17,12 +17,13 @@ from orchestrator.config.source_text import read_text
 from orchestrator.config.sources import FoundSources
 from orchestrator.config.target import THIS_NODE
 from orchestrator.daemon.bootstrap.clusters import build_cluster
-from orchestrator.daemon.bootstrap.planning import StartPlan, build_start_plan
+from orchestrator.daemon.bootstrap.planning import build_start_plan
 from orchestrator.daemon.cluster.agent import AgentOptions
 from orchestrator.daemon.cluster.fleet import Fleet, FleetRules
 from orchestrator.daemon.cluster.measure import measure_links, profile_hosts
 from orchestrator.daemon.control.loops.device_watch import LoadObserver
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
+from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.errors import OutriderError
 from orchestrator.planning.applied import build_option_filter
 from orchestrator.planning.here import PresentHost, PresentLinks
@@ -62,9 +63,8 @@ class FleetPlanning:
         options = AgentOptions(read_text(path), str(path.resolve()), str(store_directory(config)), config.number)
         self.fleet = Fleet(cluster, FleetRules(config.hosts, config.cluster.discover), options, loads)
 
-    def take_sources(self, found: FoundSources) -> None:
-        """Let models be these from now on."""
-        self._config = self._config.with_sources(found)
+    def take_sources(self, sources: FoundSources) -> None:
+        self._config = self._config.with_sources(sources)
 
     async def make_plan(self) -> StartPlan:
         """Find the hosts, measure what is not known of them, and plan. Raises OutriderError, and what resolving the
@@ -95,14 +95,13 @@ class FleetPlanning:
                 keeper.observe_hosts(proposal)
 
     async def close(self) -> None:
-        """Stop the agents."""
         await self.fleet.close()
 
     async def _measure(self) -> None:
         """Measure what has no profile, where that is wanted. Raises PlanError where somebody else is measuring."""
         if self._config.placement.profile == "never":
             return
-        stated = {frozenset((one.left, one.right)) for one in self._list_stated_links(self.fleet.addresses)}
+        stated = {frozenset((link.left, link.right)) for link in self._list_stated_links(self.fleet.addresses)}
         with measuring_alone(self._store):
             addresses = list(self.fleet.addresses.values())
             await measure_links(self._cluster, addresses, stated, self._store, self._progress)
@@ -114,58 +113,60 @@ class FleetPlanning:
         return build_start_plan(self._config, self._base, self._propose(), cores)
 
     def _propose(self) -> PlanProposal:
-        asked = build_request_from_config(self._config, self._base)
-        asked = replace(asked, taken=self._list_taken())
-        allowed = build_option_filter(self._config, asked)
-        found = propose_hosts(asked, self._store, self._list_hosts(), self._list_links(), allowed)
+        request = build_request_from_config(self._config, self._base)
+        request = replace(request, taken=self._list_taken())
+        allowed = build_option_filter(self._config, request)
+        proposal = propose_hosts(request, self._store, self._list_hosts(), self._list_links(), allowed)
         left_out = [f"{address} is left out: {why}" for address, why in sorted(self.fleet.left_out.items())]
-        for line in (*found.assumed, *left_out):
+        for line in (*proposal.assumed, *left_out):
             _log.info("planned, %s", line)
-        return replace(found, assumed=(*found.assumed, *left_out))
+        return replace(proposal, assumed=(*proposal.assumed, *left_out))
 
     def _list_hosts(self) -> list[PresentHost]:
-        found = []
+        hosts = []
         for node, host in self.fleet.hosts.items():
-            said = self.fleet.describe_listed(node)
+            listed = self.fleet.describe_listed(node)
             own = self._config.devices.price_per_hour if node == THIS_NODE else 0.0
             present = PresentHost(
                 node, host.hardware, host.free_bytes, price_per_hour=own, seen=host.seen, lacks=host.lacks
             )
-            if said is not None:
+            if listed is not None:
                 present = replace(
                     present,
-                    stated_bytes={one.device: int(one.memory) for one in said.devices if one.memory is not None},
-                    cores=said.cores,
-                    zone=said.zone,
-                    name=said.name,
-                    roles=said.roles,
-                    devices=tuple(one.device for one in said.devices),
-                    price_per_hour=said.price_per_hour or own,
-                    device_prices={one.device: one.price_per_hour for one in said.devices},
+                    stated_bytes={
+                        device.device: int(device.memory) for device in listed.devices if device.memory is not None
+                    },
+                    cores=listed.cores,
+                    zone=listed.zone,
+                    name=listed.name,
+                    roles=listed.roles,
+                    devices=tuple(device.device for device in listed.devices),
+                    price_per_hour=listed.price_per_hour or own,
+                    device_prices={device.device: device.price_per_hour for device in listed.devices},
                 )
-            found.append(present)
-        return found
+            hosts.append(present)
+        return hosts
 
     def _list_links(self) -> PresentLinks:
         """Return the links between the hosts that are there. What is stated goes before what was measured."""
         nodes = {address: node for node, address in self.fleet.addresses.items()}
         stated = self._list_stated_links({node: node for node in self.fleet.hosts})
-        known = {frozenset((one.left, one.right)) for one in stated}
+        known = {frozenset((link.left, link.right)) for link in stated}
         measured = [
-            replace(one, left=nodes[one.left], right=nodes[one.right])
-            for one in self._store.links()
-            if one.left in nodes and one.right in nodes
+            replace(link, left=nodes[link.left], right=nodes[link.right])
+            for link in self._store.links()
+            if link.left in nodes and link.right in nodes
         ]
-        kept = [one for one in measured if frozenset((one.left, one.right)) not in known]
+        kept = [link for link in measured if frozenset((link.left, link.right)) not in known]
         return PresentLinks((*stated, *kept), build_default_links(self._config.links))
 
     def _list_stated_links(self, names: Mapping[str, str]) -> list[LinkProfile]:
         """Return the links that cluster.yaml states between nodes that are there. `names`: what to call each node."""
-        nodes = {said.name: node for node in names if (said := self.fleet.describe_listed(node)) is not None}
+        nodes = {listed.name: node for node in names if (listed := self.fleet.describe_listed(node)) is not None}
         return [
-            replace(one, left=names[nodes[one.left]], right=names[nodes[one.right]])
-            for one in build_stated_links(self._config.links)
-            if one.left in nodes and one.right in nodes
+            replace(link, left=names[nodes[link.left]], right=names[nodes[link.right]])
+            for link in build_stated_links(self._config.links)
+            if link.left in nodes and link.right in nodes
         ]
 
 
@@ -176,7 +177,6 @@ class _Nobody:
         """See control.loops.device_watch.LoadObserver."""
 
     def list_workers(self) -> Iterable[int]:
-        """See control.loops.device_watch.LoadObserver."""
         return ()
 
 

@@ -62,9 +62,9 @@ class Planning(Protocol):
 
 def _is_planned_at_once(first: PlanProposal, wanted: Sequence[Work]) -> bool:
     """Return whether a plan was made with a look at some runtimes only, so that the rest of them is not known to it."""
-    known = {one.runtime for one in first.cluster.options if one.role is Role.TARGET}
-    estimated = all(one.source == "estimate" for one in first.cluster.options)
-    return estimated and not {one.job.model.adapter for one in wanted if one.job.role == "target"} <= known
+    known = {option.runtime for option in first.cluster.options if option.role is Role.TARGET}
+    estimated = all(option.source == "estimate" for option in first.cluster.options)
+    return estimated and not {work.job.model.adapter for work in wanted if work.job.role == "target"} <= known
 
 
 class IdleMeasuring:
@@ -104,8 +104,8 @@ class IdleMeasuring:
         ours_bytes = loads.get(f"{THIS_NODE}/{PROCESSOR}", DeviceLoad()).memory_ours_bytes
         taken = self._keeper.first.request.taken
         try:
-            asked = await asyncio.to_thread(build_local_request, self._config, self._base, taken)
-            first = await asyncio.to_thread(propose_local, self._config, self._base, asked, ours_bytes)
+            request = await asyncio.to_thread(build_local_request, self._config, self._base, taken)
+            first = await asyncio.to_thread(propose_local, self._config, self._base, request, ours_bytes)
         except PlanError as error:
             _log.warning("the plan is kept, though more was measured: %s", error)
         else:
@@ -114,31 +114,35 @@ class IdleMeasuring:
     def _list_todo(self, wanted: Sequence[Work]) -> list[Work]:
         """Return what is left and worth it, and let the keeper tell: what has no profile at all first, and of that
         what is loaded at once."""
-        left = [one for one in wanted if self._tries.get(one.title, 0) < _MOST_TRIES and not one.is_done(self._store)]
-        measured = {one.job.model.adapter for one in wanted if one.job.role == "target" and one.can_plan(self._store)}
-        todo = {one.title: one for one in left}
-        told = dict.fromkeys(todo, "")
-        for one in left:
-            if one.is_known(self._store) or one.is_prepared():
+        left = [
+            work for work in wanted if self._tries.get(work.title, 0) < _MOST_TRIES and not work.is_done(self._store)
+        ]
+        measured = {
+            work.job.model.adapter for work in wanted if work.job.role == "target" and work.can_plan(self._store)
+        }
+        todo = {work.title: work for work in left}
+        promises = dict.fromkeys(todo, "")
+        for work in left:
+            if work.is_known(self._store) or work.is_prepared():
                 continue
-            promise = self._find_promise(one, measured)
+            promise = self._find_promise(work, measured)
             if promise is None:
-                del todo[one.title]
+                del todo[work.title]
             else:
-                told[one.title] = promise
-        self._keeper.to_measure = tuple(f"{title}{told[title]}" for title in todo)
-        return sorted(todo.values(), key=lambda one: (one.is_known(self._store), not one.is_prepared()))
+                promises[work.title] = promise
+        self._keeper.to_measure = tuple(f"{title}{promises[title]}" for title in todo)
+        return sorted(todo.values(), key=lambda work: (work.is_known(self._store), not work.is_prepared()))
 
-    def _find_promise(self, one: Work, measured: Collection[str]) -> str | None:
+    def _find_promise(self, work: Work, measured: Collection[str]) -> str | None:
         """Return what a runtime that converts the model first could bring, None where it is not to be tried: the
         operator does not allow it, or it promises no more than what serves. A draft follows its target."""
         if not self._config.placement.improve:
             return None
-        if one.job.role != "target":
-            return "" if one.job.model.adapter in measured else None
+        if work.job.role != "target":
+            return "" if work.job.model.adapter in measured else None
         if not measured:
             return ""
-        device = one.find_device_profile(self._store)
+        device = work.find_device_profile(self._store)
         if device is None:
             return ", beginning with what its device can do"
         try:
@@ -147,53 +151,53 @@ class IdleMeasuring:
             return ""
         return f" ({promise.text})" if promise.is_worth_measuring else None
 
-    async def _try(self, one: Work) -> bool:
+    async def _try(self, work: Work) -> bool:
         """Return whether a piece of work was measured."""
-        needed, free = predict_needed_bytes(one, self._store), read_host_memory().free_bytes
+        needed, free = predict_needed_bytes(work, self._store), read_host_memory().free_bytes
         if needed > free:
-            self._tries[one.title] = _MOST_TRIES
+            self._tries[work.title] = _MOST_TRIES
             text = "%s is not measured beside what serves: of %s that it takes, %s are free; stop the daemon and run %s"
-            _log.warning(text, one.title, human_bytes(needed), human_bytes(free), "`outrider profile`")
+            _log.warning(text, work.title, human_bytes(needed), human_bytes(free), "`outrider profile`")
             return False
-        device_only = self._begins_with_device(one)
-        _log.info("nobody asks: measuring %s%s", one.title, ", its device" if device_only else "")
+        device_only = self._begins_with_device(work)
+        _log.info("nobody asks: measuring %s%s", work.title, ", its device" if device_only else "")
         try:
             with measuring_alone(self._store):
-                measured = await self._measure(one, device_only=device_only)
+                measured = await self._measure(work, device_only=device_only)
         except PlanError as error:
             _log.info("%s", error)
             measured = False
         except WorkerError as error:
-            _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
-            self._tries[one.title] = _MOST_TRIES
+            _log.warning("%s cannot be measured and is not planned with: %s", work.title, error)
+            self._tries[work.title] = _MOST_TRIES
             return False
         if measured and not device_only:
-            self._tries[one.title] = self._tries.get(one.title, 0) + 1
-        if not measured or one.describe_doubt(self._store):
+            self._tries[work.title] = self._tries.get(work.title, 0) + 1
+        if not measured or work.describe_doubt(self._store):
             self._idle_s = min(_LONGEST_IDLE_S, 2.0 * self._idle_s)
         return measured
 
-    def _begins_with_device(self, one: Work) -> bool:
+    def _begins_with_device(self, work: Work) -> bool:
         """Return whether it is to be known what a device can do before a model is converted for it: that takes seconds,
         and the conversion may not be worth it."""
-        is_target = one.job.role == "target"
-        return is_target and not one.is_prepared() and one.find_device_profile(self._store) is None
+        is_target = work.job.role == "target"
+        return is_target and not work.is_prepared() and work.find_device_profile(self._store) is None
 
-    async def _measure(self, one: Work, *, device_only: bool) -> bool:
+    async def _measure(self, work: Work, *, device_only: bool) -> bool:
         """Return whether nothing was in the way meanwhile. Raises WorkerError."""
         cluster = local_cluster()
         await cluster.open()
         watch = Watch(lambda stage, fraction: None, self._store.save)
         try:
-            spec = one.spec(self._store, refresh=False, device_only=device_only)
-            return await measure_until(cluster, spec, watch, self._wait_obstacle(one))
+            spec = work.spec(self._store, refresh=False, device_only=device_only)
+            return await measure_until(cluster, spec, watch, self._wait_obstacle(work))
         finally:
             await cluster.close()
 
-    async def _wait_obstacle(self, one: Work) -> None:
+    async def _wait_obstacle(self, work: Work) -> None:
         while True:
-            if why := self._find_obstacle(one):
-                _log.info("%s: %s is measured later", why, one.title)
+            if why := self._find_obstacle(work):
+                _log.info("%s: %s is measured later", why, work.title)
                 return
             await asyncio.sleep(_LOOK_S)
 
@@ -205,20 +209,20 @@ class IdleMeasuring:
             await asyncio.sleep(_LOOK_S)
             quiet_s = 0.0 if view.streams or view.phase == STARTING else quiet_s + _LOOK_S
 
-    async def _wait_idle(self, one: Work) -> None:
+    async def _wait_idle(self, work: Work) -> None:
         """Return once nothing has been in the way for long enough."""
         quiet_s = 0.0
         while quiet_s < self._idle_s:
             await asyncio.sleep(_LOOK_S)
-            quiet_s = 0.0 if self._find_obstacle(one) else quiet_s + _LOOK_S
+            quiet_s = 0.0 if self._find_obstacle(work) else quiet_s + _LOOK_S
 
-    def _find_obstacle(self, one: Work) -> str:
+    def _find_obstacle(self, work: Work) -> str:
         """Return why a piece of work is not to be measured now; "" where nothing is in the way."""
         view, loads = self._served.view(), self._served.list_loads()
         if view.streams:
             return "a request has come"
         if view.phase != READY:
             return f"the target is {view.phase}"
-        names = (name_counters(one.job.model.device), PROCESSOR)
+        names = (name_counters(work.job.model.device), PROCESSOR)
         load = next((loads[name] for name in (f"{THIS_NODE}/{name}" for name in names) if name in loads), None)
         return "other programs take the device" if load is not None and load.others else ""

@@ -38,9 +38,9 @@ def hold_lease(directory: Path) -> Iterator[Path]:
 
 def _write_holder(lease: int, directory: Path) -> None:
     """Say who has it, for whoever comes second. Written over what was there: a full disk gives nothing back."""
-    told = f"{os.getpid()}\n".encode()
+    holder = f"{os.getpid()}\n".encode()
     try:
-        os.ftruncate(lease, os.pwrite(lease, told, 0))
+        os.ftruncate(lease, os.pwrite(lease, holder, 0))
     except OSError as error:
         _log.warning("%s/%s cannot say who holds it: %s", directory, _FILE, error.strerror)
 

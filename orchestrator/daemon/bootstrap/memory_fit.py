@@ -40,20 +40,20 @@ class _Room(NamedTuple):
 def list_kv_misfits(config: ClusterConfig, base: Path) -> list[KvMisfit]:
     """Return the KV caches that no worker on this machine can have whole. What is free now does not count: another
     program may end. Relative sources start from `base`."""
-    found = []
+    misfits = []
     elsewhere = config.cluster.on_ray and bool(config.cluster.address)
     for place, model, kv_cache_bytes in _list_caches(config):
-        hosts = {one.host for one in model.placements} if isinstance(model, Target) else {model.host}
+        hosts = {placement.host for placement in model.placements} if isinstance(model, Target) else {model.host}
         room = _find_room(model) if not elsewhere or THIS_NODE in hosts else None
         if room is not None and (misfit := _compare(place, model, kv_cache_bytes, room, base)):
-            found.append(misfit)
-    return list(dict.fromkeys(found))
+            misfits.append(misfit)
+    return list(dict.fromkeys(misfits))
 
 
 def list_memory_notes(config: ClusterConfig, path: Path, lines: Lines) -> list[str]:
     """Return a line for each KV cache that will be halved."""
     misfits = list_kv_misfits(config, path.resolve().parent)
-    return [f"{describe_place(path, lines, one.place)} {one.text}" for one in misfits if not one.fatal]
+    return [f"{describe_place(path, lines, misfit.place)} {misfit.text}" for misfit in misfits if not misfit.fatal]
 
 
 def _list_caches(config: ClusterConfig) -> Iterator[tuple[Place, Target | ModelDraft, int]]:
@@ -78,7 +78,7 @@ def _find_room(model: Target | ModelDraft) -> _Room | None:
     if model.adapter == LLAMA_CPP:
         return None  # the host's memory may have a part of it
     if AUTO in (model.adapter, model.device):
-        sizes = [one.total_bytes for one in list_nvidia_memory()]
+        sizes = [memory.total_bytes for memory in list_nvidia_memory()]
         return max([own, *(_Room(size, f"{human_bytes(size)} of the largest device") for size in sizes)])
     device = read_nvidia_memory(int(number or 0)) if kind == "cuda" and (number or "0").isdecimal() else None
     return None if device is None else _Room(device.total_bytes, f"{human_bytes(device.total_bytes)} of {model.device}")

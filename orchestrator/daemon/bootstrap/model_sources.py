@@ -20,7 +20,7 @@ from orchestrator.config.sources import FoundSources
 class RenewedSources:
     """What sources are now. `replaced`: in a line each, which models are others than those that are served."""
 
-    found: FoundSources
+    sources: FoundSources
     replaced: tuple[str, ...] = ()
 
 

@@ -32,7 +32,6 @@ class PlanBoard:
         self._fixed: dict[int, tuple[TakenPlace, ...]] = {}
 
     def set_config(self, number: int, config: ClusterConfig) -> None:
-        """The target of this number has another configuration."""
         configs = list(self._configs)
         configs[number] = config
         self._configs = tuple(configs)
@@ -48,15 +47,15 @@ class PlanBoard:
 
     def list_taken(self, number: int) -> tuple[TakenPlace, ...]:
         """Return what the others have, for the plan of the target of this number. May read models' files."""
-        found: list[TakenPlace] = []
+        places: list[TakenPlace] = []
         for other, config in enumerate(self._configs):
             if other == number:
                 continue
             if not config.planned:
-                found += self._list_fixed(other)
+                places += self._list_fixed(other)
             elif (plan := self._plans.get(other)) is not None:
-                found += list_plan_places(config.model.name, plan(), first=other < number)
-        return tuple(found)
+                places += list_plan_places(config.model.name, plan(), first=other < number)
+        return tuple(places)
 
     def _list_fixed(self, number: int) -> tuple[TakenPlace, ...]:
         """Return what a target takes that no plan places, by the sizes of its files and of its KV caches."""
@@ -81,8 +80,8 @@ def _measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
         effective_device(model.adapter, model.device),
         int(config.limits.kv_cache),
     )
-    for one in replicas:
-        yield TakenPlace(model.name, host=one.host or own, fixed=target)
+    for placement in replicas:
+        yield TakenPlace(model.name, host=placement.host or own, fixed=target)
     off = config.speculation.method == "off" or not config.speculation.num_speculative_tokens
     for draft in config.drafts:
         if off or not isinstance(draft, ModelDraft):

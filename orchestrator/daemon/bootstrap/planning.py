@@ -17,12 +17,13 @@ from device_profiles.device_load import DeviceLoad
 from device_profiles.store import ProfileStore
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO, THIS_NODE
+from orchestrator.config.target import THIS_NODE
 from orchestrator.daemon.bootstrap.clusters import workers_directory
 from orchestrator.daemon.bootstrap.failover import build_standbys
 from orchestrator.daemon.bootstrap.start_profiles import list_in_place, list_wanted
 from orchestrator.daemon.bootstrap.start_specs import build_start_specs
 from orchestrator.daemon.control.events import StandbySpec
+from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.fitting.device_layers import tell_device_layers
 from orchestrator.launch.homes import sum_orphans_bytes
 from orchestrator.machine.devices import LocalDevices, list_devices_here
@@ -44,54 +45,68 @@ from policies.speculation.state import COLD_DEPTH
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StartPlan:
-    """A plan, and how its workers are started: the target of each replica, its drafts in workers of their own, and what
-    takes the target's place when it is lost."""
-
-    proposal: PlanProposal
-    targets: tuple[WorkerSpec, ...]
-    drafts: tuple[tuple[WorkerSpec, ...], ...]
-    standbys: tuple[StandbySpec, ...] = ()
-
-
 def make_plan(
     config: ClusterConfig,
     base: Path,
     state: Path,
     loads: Mapping[str, DeviceLoad] | None = None,
     taken: tuple[TakenPlace, ...] = (),
-    *,
-    at_once: bool = False,
 ) -> StartPlan:
     """Return the plan for this machine by the stored profiles. `state`: the daemon's own directory; what workers there
     hold, which wait for this daemon, counts as free. `loads`: what other programs take of the devices now. `taken`:
-    what other targets of the daemon are to have. `at_once`: where the target was not measured, and a runtime loads its
-    file as it is, no other runtime is looked at.
+    what other targets of the daemon are to have.
 
     Raises PlanError, and what resolving the models raises.
     """
-    ours_bytes = sum_orphans_bytes(workers_directory(state))
-    found = _propose_at_once(config, base, ours_bytes, taken) if at_once else None
-    if found is None:
-        found = propose_local(config, base, build_local_request(config, base, taken), ours_bytes)
-    asked = found.request
-    if loads:
-        busy = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
-        cluster = share_time(apply_loads(found.cluster, found.behind, busy), found.behind, taken)
-        found = replace(build_proposal(cluster, asked, found.behind, found.pairs), assumed=found.assumed)
-    for line in found.assumed:
-        _log.info("planned, %s", line)
-    return build_start_plan(config, base, found)
+    proposal = propose_local(config, base, build_local_request(config, base, taken), _count_own_bytes(state))
+    return build_start_plan(config, base, _leave_busy(proposal, loads, taken))
 
 
-def plan_at_once(config: ClusterConfig, base: Path, state: Path) -> StartPlan | None:
+def plan_at_once(
+    config: ClusterConfig,
+    base: Path,
+    state: Path,
+    loads: Mapping[str, DeviceLoad] | None = None,
+    taken: tuple[TakenPlace, ...] = (),
+) -> StartPlan | None:
     """Return the plan of a target that was not measured, on a runtime that loads its file as it is; None where there is
-    none. Raises what resolving the models raises."""
-    if config.model.adapter != AUTO:
+    none. Others are not looked at, since to import them takes seconds. See `make_plan`; raises what resolving the
+    models raises."""
+    store, wanted = profile_store(config), list_in_place(config, base)
+    known = {model.model_digest for model in store.models() if model.role == "target"}
+    if not wanted or (known and wanted[0].digest in known):
         return None
-    found = _propose_at_once(config, base, sum_orphans_bytes(workers_directory(state)))
-    return None if found is None else build_start_plan(config, base, found)
+    request = build_local_request(config, base, taken, digests=bool(known))
+    here = list_devices_here(IN_PLACE_ADAPTERS)
+    devices = [_find_estimable(work, store) for work in wanted]
+    free, allowed = _count_free(here, _count_own_bytes(state)), build_option_filter(config, request)
+    try:
+        proposal = propose_estimated(request, store, free, allowed, here.seen, devices)
+    except PlanError:
+        return None
+    return build_start_plan(config, base, _leave_busy(add_device_layers(config, base, proposal), loads, taken))
+
+
+def _count_own_bytes(state: Path) -> int:
+    """Return the memory that is held by workers which wait for the daemon of this directory."""
+    return sum_orphans_bytes(workers_directory(state))
+
+
+def _leave_busy(
+    proposal: PlanProposal, loads: Mapping[str, DeviceLoad] | None, taken: tuple[TakenPlace, ...]
+) -> PlanProposal:
+    """Return the proposal with what other programs leave of the devices. Raises PlanError."""
+    if not loads:
+        return proposal
+    busy = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
+    cluster = share_time(apply_loads(proposal.cluster, proposal.behind, busy), proposal.behind, taken)
+    return replace(build_proposal(cluster, proposal.request, proposal.behind, proposal.pairs), assumed=proposal.assumed)
+
+
+def log_assumptions(proposal: PlanProposal) -> None:
+    """Write to the log what a plan rests on beside profiles."""
+    for line in proposal.assumed:
+        _log.info("planned, %s", line)
 
 
 def build_local_request(
@@ -99,60 +114,40 @@ def build_local_request(
 ) -> PlanRequest:
     """Return what cluster.yaml asks of this machine (see build_request_from_config). Raises what resolving the models
     raises."""
-    asked = build_request_from_config(config, base, digests=digests)
-    return replace(asked, one_host=True, taken=taken)
+    request = build_request_from_config(config, base, digests=digests)
+    return replace(request, one_host=True, taken=taken)
 
 
-def propose_local(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: int = 0) -> PlanProposal:
+def propose_local(config: ClusterConfig, base: Path, request: PlanRequest, ours_bytes: int = 0) -> PlanProposal:
     """Return the plan by the profiles that are stored now, and by estimates where no target was measured. `ours_bytes`
     of the host's memory, which our workers hold, count as free. Raises PlanError, and what resolving the models
     raises."""
     here = list_devices_here()
     store, wanted = profile_store(config), list_wanted(config, base)
-    devices = [_find_estimable(one, store) for one in wanted if one.job.role == "target"]
-    free, allowed = _count_free(here, ours_bytes), build_option_filter(config, asked)
+    devices = [_find_estimable(work, store) for work in wanted if work.job.role == "target"]
+    free, allowed = _count_free(here, ours_bytes), build_option_filter(config, request)
     lacks = here.lacks | list_unfit(config, base)
-    found = propose_here(asked, store, free, allowed, here.seen, lacks, devices, here.versions)
-    return add_device_layers(config, base, found)
+    proposal = propose_here(request, store, free, allowed, here.seen, lacks, devices, here.versions)
+    return add_device_layers(config, base, proposal)
 
 
-def _propose_at_once(
-    config: ClusterConfig, base: Path, ours_bytes: int, taken: tuple[TakenPlace, ...] = ()
-) -> PlanProposal | None:
-    """Return a plan for a target that was not measured, on a runtime that loads its file as it is; None where there is
-    none. Others are not looked at, since to import them takes seconds. Raises what resolving the models raises."""
-    store, wanted = profile_store(config), list_in_place(config, base)
-    known = {one.model_digest for one in store.models() if one.role == "target"}
-    if not wanted or (known and wanted[0].digest in known):
-        return None
-    asked = build_local_request(config, base, taken, digests=bool(known))
-    here = list_devices_here(IN_PLACE_ADAPTERS)
-    devices = [_find_estimable(one, store) for one in wanted]
-    free, allowed = _count_free(here, ours_bytes), build_option_filter(config, asked)
-    try:
-        found = propose_estimated(asked, store, free, allowed, here.seen, devices)
-    except PlanError:
-        return None
-    return add_device_layers(config, base, found)
-
-
-def _find_estimable(one: Work, store: ProfileStore) -> EstimableDevice:
-    return EstimableDevice(one.find_device_profile(store) or one.assume_device(), one.is_prepared())
+def _find_estimable(work: Work, store: ProfileStore) -> EstimableDevice:
+    return EstimableDevice(work.find_device_profile(store) or work.assume_device(), work.is_prepared())
 
 
 def _count_free(here: LocalDevices, ours_bytes: int) -> dict[str, int]:
     return {name: free + (ours_bytes if name == "CPU" else 0) for name, free in here.free_bytes.items()}
 
 
-def add_device_layers(config: ClusterConfig, base: Path, found: PlanProposal) -> PlanProposal:
+def add_device_layers(config: ClusterConfig, base: Path, proposal: PlanProposal) -> PlanProposal:
     """Return a plan for this machine that tells of devices which may leave layers to the host. Of those that it chose,
     and of the named one, it says how many they would have now. Raises what resolving the model raises."""
-    targets = [shard for replica in found.plan.replicas for shard in replica.shards]
-    places = [(shard.runtime, name_shard_device(found, shard)) for shard in targets]
+    targets = [shard for replica in proposal.plan.replicas for shard in replica.shards]
+    places = [(shard.runtime, name_shard_device(proposal, shard)) for shard in targets]
     options = engine_options(config, base)
     named = (options.model.adapter, options.model.device)
     lines = tell_device_layers(options.model, options.max_running, [*places, named])
-    return replace(found, assumed=(*found.assumed, *lines))
+    return replace(proposal, assumed=(*proposal.assumed, *lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +176,16 @@ class PlanMaking:
         cluster = share_time(cluster, first.behind, taken)
         proposal = build_proposal(cluster, first.request, first.behind, first.pairs)
         # What is left out stays so, and goes on being told.
-        told = replace(proposal, assumed=tuple(dict.fromkeys((*proposal.assumed, *first.assumed))))
-        found = build_start_plan(self.config, self.base, told)
-        return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
+        complete = replace(proposal, assumed=tuple(dict.fromkeys((*proposal.assumed, *first.assumed))))
+        planned = build_start_plan(self.config, self.base, complete)
+        return replace(planned, targets=tuple(_as_it_runs(spec, running) for spec in planned.targets))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
         """See control.loops.plan_keeper.Planner: it is noted in the store. Raises OSError."""
         store, today = profile_store(self.config), datetime.now(UTC).date().isoformat()
         how = f"rounds took {ratio:.2f} times what it predicts, {today}"
-        for one in profiles_behind(first, key):
-            store.mark_drifted(one, how)
+        for profile in profiles_behind(first, key):
+            store.mark_drifted(profile, how)
         never = self.config.placement.profile == "never"
         later = "at the next start" if self.config.plans_hosts else "when nobody asks"
         again = "run `outrider profile`" if never else f"it is measured again {later}"
@@ -199,35 +194,35 @@ class PlanMaking:
 
 def _count_reserved(first: PlanProposal, source: DeviceSource) -> int:
     """Return the memory of a device that is for what the plan does not place."""
-    asked = first.request
-    return sum_reserved_bytes(source, asked.beside, asked.replicas) if isinstance(source, MeasuredHardware) else 0
+    request = first.request
+    return sum_reserved_bytes(source, request.beside, request.replicas) if isinstance(source, MeasuredHardware) else 0
 
 
 def build_start_plan(
-    config: ClusterConfig, base: Path, found: PlanProposal, cores_by_host: CoresByHost | None = None
+    config: ClusterConfig, base: Path, proposal: PlanProposal, cores_by_host: CoresByHost | None = None
 ) -> StartPlan:
     """Return how each replica's workers are started. `cores_by_host`: those of this host where none are given."""
     targets, drafts = [], []
-    config = start_replicas(config, len(found.plan.replicas))
+    config = start_replicas(config, len(proposal.plan.replicas))
     cores = cores_by_host or {THIS_NODE: list_core_groups()}
-    for number in range(len(found.plan.replicas)):
-        depth = found.plan.replicas[number].depth
-        placed = apply_plan(config, found, number, cores)
+    for number in range(len(proposal.plan.replicas)):
+        depth = proposal.plan.replicas[number].depth
+        placed = apply_plan(config, proposal, number, cores)
         specs, mine = build_start_specs(placed, base, float(depth) or COLD_DEPTH)
         targets.append(specs[number])
         drafts.append(tuple(mine))
-    return StartPlan(found, tuple(targets), tuple(drafts), tuple(_plan_standbys(config, base, found)))
+    return StartPlan(proposal, tuple(targets), tuple(drafts), tuple(_plan_standbys(config, base, proposal)))
 
 
-def _plan_standbys(config: ClusterConfig, base: Path, found: PlanProposal) -> list[StandbySpec]:
+def _plan_standbys(config: ClusterConfig, base: Path, proposal: PlanProposal) -> list[StandbySpec]:
     """Return the standbys that are configured; where none is, the one that the plan names."""
-    placed = apply_plan(config, found, 0)
-    named = found.plan.standby
+    placed = apply_plan(config, proposal, 0)
+    named = proposal.plan.standby
     # A standby is a whole target, and what the plan names beside shards holds one of them.
-    if config.failover.standby or named is None or len(found.plan.replicas[0].shards) > 1:
+    if config.failover.standby or named is None or len(proposal.plan.replicas[0].shards) > 1:
         return build_standbys(placed, base)
     shard = named.shards[0]
-    device = name_shard_device(found, shard)
+    device = name_shard_device(proposal, shard)
     place = {"host": shard.host} if config.cluster.on_ray else {}
     standby = StandbyTarget.model_validate(
         {"adapter": shard.runtime, "device": device, "threads": shard.threads, **place}
@@ -237,7 +232,7 @@ def _plan_standbys(config: ClusterConfig, base: Path, found: PlanProposal) -> li
 
 def _as_it_runs(spec: WorkerSpec, running: Sequence[WorkerSpec]) -> WorkerSpec:
     """Return the spec of a running worker that differs in its name and its starting depth only: that is behind it."""
-    return next((one for one in running if _lasting(one) == _lasting(spec)), spec)
+    return next((candidate for candidate in running if _lasting(candidate) == _lasting(spec)), spec)
 
 
 def _lasting(spec: WorkerSpec) -> WorkerSpec:

@@ -53,22 +53,24 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
     """Return what was checked. Raises ConfigError, one line for each thing that is missing."""
     checked: list[str] = []
     missing = [_refuse(path, lines, place, text) for place, text in _list_missing_libraries(config)]
-    for one in _list_loads(config):
-        place = (*one.place, "device")
-        if not one.here:
+    for load in _list_loads(config):
+        place = (*load.place, "device")
+        if not load.here:
             checked.append(f"not {format_place(place)}: it is for another host")
             continue
         try:
-            how = check_device(one.adapter, one.device)
+            how = check_device(load.adapter, load.device)
         except (AdapterUnavailable, Unsupported) as error:
             missing.append(_refuse(path, lines, place, str(error)))
             continue
-        name = f"{format_place(place)} {one.device}"
+        name = f"{format_place(place)} {load.device}"
         checked.append(f"{name} ({how})" if how else f"not {name}: nobody here can tell")
         if how:
-            missing += [_refuse(path, lines, *problem) for problem in _list_load_problems(one, path.resolve().parent)]
+            missing += [_refuse(path, lines, *problem) for problem in _list_load_problems(load, path.resolve().parent)]
     missing += [
-        _refuse(path, lines, one.place, one.text) for one in list_kv_misfits(config, path.resolve().parent) if one.fatal
+        _refuse(path, lines, misfit.place, misfit.text)
+        for misfit in list_kv_misfits(config, path.resolve().parent)
+        if misfit.fatal
     ]
     directories = (
         (("store", "directory"), store_directory(config)),
@@ -95,7 +97,7 @@ def _list_missing_libraries(config: ClusterConfig) -> Iterator[tuple[Place, str]
     """Return the keys that need libraries which are not installed, with the command that installs them."""
     if config.cluster.on_ray and not _is_installed("ray"):
         yield ("cluster", "runtime"), f"Ray is not installed: {WAY_OUT}"
-    if config.cluster.job_server and (names := [one for one in JOB_LIBRARIES if not _is_installed(one)]):
+    if config.cluster.job_server and (names := [library for library in JOB_LIBRARIES if not _is_installed(library)]):
         yield ("cluster", "job_server"), f"{', '.join(names)} not installed: {JOB_SERVER_WAY_OUT}"
     if config.tracing.endpoint and not _is_installed(OTEL_LIBRARY):
         yield ("tracing", "endpoint"), f"{OTEL_LIBRARY} is not installed: {INSTALL_OTEL}, or leave tracing out"
@@ -127,7 +129,7 @@ def _list_ray_problems(config: ClusterConfig) -> Iterator[tuple[Place, str]]:
 def find_write_problem(directory: Path) -> str:
     """Return why nothing can be kept in a directory, which need not be there yet; "" where it can. A file is written
     there and removed, or in the nearest directory above it."""
-    nearest = next(one for one in (directory, *directory.parents) if one.exists())
+    nearest = next(path for path in (directory, *directory.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
             file.write(b"\0" * 4096)
@@ -154,7 +156,7 @@ class _Load:
 
 def _list_loads(config: ClusterConfig) -> Iterator[_Load]:
     """Return what is loaded where cluster.yaml says, and not where a plan does."""
-    return (one for one in _list_all_loads(config) if AUTO not in (one.adapter, one.device))
+    return (load for load in _list_all_loads(config) if AUTO not in (load.adapter, load.device))
 
 
 def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
@@ -162,45 +164,49 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
     for target in config.targets:
         model = target.model
         place, formats = target.find_place("model", "device")[:-1], _read_formats(model, model.exactness)
-        static, here = read_static_shapes(model), not elsewhere or THIS_NODE in {one.host for one in model.placements}
+        static = read_static_shapes(model)
+        here = not elsewhere or any(placement.host == THIS_NODE for placement in model.placements)
         for device in _list_rank_devices(model):
             yield _Load(place, model.source, model.adapter, device, formats, static, here)
         for index, shard in enumerate(model.shards):
-            there = (model.source, shard.adapter or model.adapter, shard.device or model.device, formats)
+            model_fields = (model.source, shard.adapter or model.adapter, shard.device or model.device, formats)
             yield _Load(
-                (*place, "shards", index), *there, StaticShapes(), shard.host == THIS_NODE if shard.host else here
+                (*place, "shards", index),
+                *model_fields,
+                StaticShapes(),
+                shard.host == THIS_NODE if shard.host else here,
             )
         for at, draft in target.all_drafts:
             if isinstance(draft, ModelDraft):
-                there = (draft.source, draft.adapter, draft.device, _read_formats(draft, Exactness.KERNEL))
-                yield _Load(at, *there, read_static_shapes(draft), not elsewhere or draft.host == THIS_NODE)
+                model_fields = (draft.source, draft.adapter, draft.device, _read_formats(draft, Exactness.KERNEL))
+                yield _Load(at, *model_fields, read_static_shapes(draft), not elsewhere or draft.host == THIS_NODE)
         for index, standby in enumerate(target.failover.standby):
             place = target.find_place("failover", "standby", index)
             own = {key: value for key in _FORMATS if (value := getattr(standby, key)) is not None}
             its = _read_formats(model.model_copy(update=own), model.exactness)
-            there = (model.source, standby.adapter or model.adapter, standby.device or model.device, its)
-            yield _Load(place, *there, static, not elsewhere or standby.host == THIS_NODE)
+            model_fields = (model.source, standby.adapter or model.adapter, standby.device or model.device, its)
+            yield _Load(place, *model_fields, static, not elsewhere or standby.host == THIS_NODE)
 
 
-def _list_load_problems(one: _Load, base: Path) -> Iterator[tuple[Place, str]]:
+def _list_load_problems(load: _Load, base: Path) -> Iterator[tuple[Place, str]]:
     """Return why a runtime that is here cannot prepare a model so, or run it. What `weights: auto` chooses may need
     more than `as_file` does."""
-    key, weights = "static_shapes", one.formats.weights
+    key, weights = "static_shapes", load.formats.weights
     try:
-        adapter = registry.get_for(one.adapter, one.device, one.static)
+        adapter = registry.get_for(load.adapter, load.device, load.static)
         key = "adapter" if weights == AUTO else "weights"
         variant(adapter, AS_FILE if weights == AUTO else weights).recipe()
-        if one.adapter == LLAMA_CPP and not one.source.startswith(HUB_PREFIX):
+        if load.adapter == LLAMA_CPP and not load.source.startswith(HUB_PREFIX):
             key = "adapter"
-            check_library(resolve(one.source, base).path)
+            check_library(resolve(load.source, base).path)
     except (AdapterUnavailable, ModelRefused, Unsupported) as error:
-        yield (*one.place, key), str(error)
+        yield (*load.place, key), str(error)
         return
-    if (one.formats.activations, one.formats.kv_cache) != (AUTO, AUTO):  # else nobody loads a runtime to ask
-        name = effective_device(one.adapter, one.device)
+    if (load.formats.activations, load.formats.kv_cache) != (AUTO, AUTO):  # else nobody loads a runtime to ask
+        name = effective_device(load.adapter, load.device)
         device = next((device for device in adapter.devices() if device.name == name), None)
-        for named, why in list_unmet(device, one.formats) if device is not None else ():
-            yield (*one.place, named), why
+        for named, why in list_unmet(device, load.formats) if device is not None else ():
+            yield (*load.place, named), why
 
 
 def _read_formats(model: Target | ModelDraft, exactness: Exactness) -> PrecisionRequest:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from adapters.contract import AdapterError
 from orchestrator.config.changes import Change, apply_changes, list_changes
@@ -16,42 +16,12 @@ from orchestrator.config.load import check_config, parse_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, read_text
 from orchestrator.daemon.bootstrap.target_change import TargetChange, affects_workers, explain_wait
+from orchestrator.daemon.bootstrap.target_life import TargetLife
 from orchestrator.errors import ConfigError, OutriderError
 from orchestrator.redaction import redact_secrets
 from orchestrator.telemetry import get_logger
 
 _log = get_logger(__name__)
-
-
-class ReloadableTarget(Protocol):
-    """What a reload needs of a target."""
-
-    config: ClusterConfig
-    problem: str
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def is_planned(self) -> bool:
-        """Whether a plan runs."""
-        ...
-
-    async def is_model_replaced(self, config: ClusterConfig) -> bool:
-        """Return whether a model that another configuration has, too, was replaced since it was loaded. Raises
-        AdapterError."""
-        ...
-
-    async def prepare_change(self, config: ClusterConfig) -> TargetChange:
-        """Return what another configuration takes. Raises OutriderError and AdapterError."""
-        ...
-
-    async def take_change(self, change: TargetChange) -> None:
-        """Let it take effect for the workers; returns when it has. Raises OutriderError, and then all is as before."""
-        ...
-
-    def take_rules(self, config: ClusterConfig) -> None:
-        """Let what the daemon itself reads take effect."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +55,7 @@ class Reloader:
         self,
         config: ClusterConfig,
         standing: FileStanding,
-        targets: Sequence[ReloadableTarget],
+        targets: Sequence[TargetLife],
         adopt: Callable[[ClusterConfig], None],
     ) -> None:
         self.config = config
@@ -98,9 +68,9 @@ class Reloader:
         self._targets = targets
         self._adopt = adopt
 
-    def describe(self) -> dict[str, Any]:
+    def describe_file(self) -> dict[str, Any]:
         """Return how the running configuration stands to the file, as plain data."""
-        return {"last": self.last, "waiting": [describe_change(one) for one in self.waiting]}
+        return {"last": self.last, "waiting": [describe_change(change) for change in self.waiting]}
 
     def list_values(self) -> dict[str, Any]:
         """Return what runs, by key, and which of it the command line sets."""
@@ -119,66 +89,66 @@ class Reloader:
             if not check:
                 self.last = f"failed: {redact_secrets(str(error))}"
             raise ConfigError(str(error)) from error
-        found = self._report(changes, prepared, check=check)
+        report = self._report(changes, prepared, check=check)
         if check:
-            return found
+            return report
         await self._take(prepared)
         for target, view in zip(self._targets, merged.targets, strict=True):
             target.take_rules(view)
         self._adopt(merged)
         self.config = merged
-        self.waiting = [one for one in changes if one.effect is Effect.RESTART]
+        self.waiting = [change for change in changes if change.effect is Effect.RESTART]
         done = len(changes) - len(self.waiting)
-        replaced = [line for one in prepared if one is not None for line in one.replaced]
+        replaced = [line for change in prepared if change is not None for line in change.replaced]
         taken = f", {len(replaced)} models were taken anew" if replaced else ""
         self.last = f"{done} changes took effect, {len(self.waiting)} wait for a restart{taken}"
         _log.info(
             "configuration reloaded",
-            changed=[f"{one.name}: {one.before} -> {one.after} ({one.effect})" for one in changes],
-            plan=[line for one in prepared if one is not None for line in one.told],
+            changed=[f"{change.name}: {change.before} -> {change.after} ({change.effect})" for change in changes],
+            plan=[line for change in prepared if change is not None for line in change.notes],
         )
-        return found
+        return report
 
     def _weigh(self, config: ClusterConfig, lines: Lines) -> tuple[list[Change], ClusterConfig]:
         """Return what differs from what runs, with each effect, and the configuration that comes of it."""
-        same = [one.name for one in config.models] == [one.name for one in self.config.models]
+        same = [model.name for model in config.models] == [model.name for model in self.config.models]
         wanted = config if same else config.model_copy(update={"models": self.config.models})  # these wait
         changes = list_changes(self.config, config, lambda place: self._judge(place, wanted.targets))
         merged = config
-        if any(one.effect is Effect.RESTART for one in changes):
+        if any(change.effect is Effect.RESTART for change in changes):
             try:
                 merged = check_config(apply_changes(self.config, config, changes), self._standing.path, lines)
             except ConfigError:  # part of it makes sense only with what waits
                 why = "it goes with another change that waits"
                 changes = [
-                    one if one.effect is Effect.RESTART else replace(one, effect=Effect.RESTART, why=why)
-                    for one in changes
+                    change if change.effect is Effect.RESTART else replace(change, effect=Effect.RESTART, why=why)
+                    for change in changes
                 ]
                 merged = self.config
         return changes, merged
 
     def _judge(self, place: Place, wanted: Sequence[ClusterConfig]) -> str:
         numbers = [int(place[1]) + 1] if place[0] == "models" and len(place) > 1 else range(len(self._targets))
-        found = [
+        reasons = [
             explain_wait(target.config, wanted[number], place, planned=target.is_planned)
             for number in numbers
             for target in [self._targets[number]]
         ]
-        return next((one for one in found if one), "")
+        return next((reason for reason in reasons if reason), "")
 
     async def _prepare(self, merged: ClusterConfig, changes: Sequence[Change]) -> list[TargetChange | None]:
         """Return what each target needs; None where its workers go on as they are."""
-        found: list[TargetChange | None] = []
+        prepared: list[TargetChange | None] = []
         for target, view in zip(self._targets, merged.targets, strict=True):
             concerned = not target.problem and (
                 affects_workers(changes, view.number) or await target.is_model_replaced(view)
             )
-            found.append(await target.prepare_change(view) if concerned else None)
-        return found
+            prepared.append(await target.prepare_change(view) if concerned else None)
+        return prepared
 
     async def _take(self, prepared: Sequence[TargetChange | None]) -> None:
         """Let each target's change take effect. Raises ConfigError; those that had changed are as before then."""
-        done: list[tuple[ReloadableTarget, ClusterConfig]] = []
+        done: list[tuple[TargetLife, ClusterConfig]] = []
         for target, change in zip(self._targets, prepared, strict=True):
             if change is None:
                 continue
@@ -198,19 +168,18 @@ class Reloader:
         return {
             "file": str(self._standing.path),
             "applied": not check,
-            "changes": [describe_change(one) for one in changes],
+            "changes": [describe_change(change) for change in changes],
             "workers": [
-                {"model": target.name, "how": one.how, "told": list(one.told)}
-                for target, one in zip(self._targets, prepared, strict=True)
-                if one is not None
+                {"model": target.name, "how": change.how, "told": list(change.notes)}
+                for target, change in zip(self._targets, prepared, strict=True)
+                if change is not None
             ],
-            "replaced": [line for one in prepared if one is not None for line in one.replaced],
-            "waiting": sum(one.effect is Effect.RESTART for one in changes),
+            "replaced": [line for change in prepared if change is not None for line in change.replaced],
+            "waiting": sum(change.effect is Effect.RESTART for change in changes),
         }
 
 
 def describe_change(change: Change) -> dict[str, str]:
-    """Return a change as plain data."""
     return {
         "key": change.name,
         "before": change.before,

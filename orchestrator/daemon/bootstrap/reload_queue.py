@@ -87,11 +87,11 @@ class ReloadQueue:
         """Take all files as they are now; returns what has changed. Raises ConfigError with why nothing has."""
         self._notifier.begin_reload()
         problems = self._reread()
-        found: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         try:
             if not self._serves:
                 raise ConfigError("cluster.yaml is not read again: the daemon starts or ends; reload when it serves")
-            found = await self._reloader.reload()
+            answer = await self._reloader.reload()
         except ConfigError as error:
             _log.error("the configuration stays as it was", reason=str(error))
             problems.append(str(error))
@@ -99,7 +99,7 @@ class ReloadQueue:
             self._notifier.end_reload("; ".join(problems))
         if problems:
             raise ConfigError("\n".join(dict.fromkeys(problems)))
-        return found
+        return answer
 
 
 def reread_files(keys: Keys | None, certificate: Certificate | None) -> list[str]:

@@ -59,15 +59,15 @@ async def build_scaler(
             why_none = _explain_room(config, bounds, count, alone=not others)
             runner = PlacedReplicas(control, targets[:count], drafts, why_none)
     scaler = ReplicaScaler(limits, control.measure_replicas, runner, clock)
-    control.scale_view = scaler.view
+    control.views.scale_view = scaler.view
     return scaler
 
 
-def count_room(config: ClusterConfig, others: Sequence[ClusterConfig] = (), there: int = 0) -> int:
+def count_room(config: ClusterConfig, others: Sequence[ClusterConfig] = (), host_cores: int = 0) -> int:
     """Return how many replicas have cores of their own with their draft workers, on this machine of so many physical
     cores (0: as many as it has). The other targets of the file keep those of their least replicas."""
     shared, each = _count_threads(config)
-    left = (there or cores()) - shared - sum(map(_count_kept, others))
+    left = (host_cores or cores()) - shared - sum(map(_count_kept, others))
     return max(1, left // max(1, each))
 
 
@@ -88,7 +88,8 @@ def _count_threads(config: ClusterConfig) -> tuple[int, int]:
 def _count_kept(config: ClusterConfig) -> int:
     """Return the threads that a target always has on this machine."""
     bounds = config.model.bounds
-    here = sum(one.host in ("", THIS_NODE) for one in config.model.placements) if bounds is None else bounds.min
+    hosts = [placement.host for placement in config.model.placements]
+    here = sum(host in ("", THIS_NODE) for host in hosts) if bounds is None else bounds.min
     shared, each = _count_threads(config)
     return shared + each * here
 

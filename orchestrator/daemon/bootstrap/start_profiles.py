@@ -46,7 +46,7 @@ def list_wanted(config: ClusterConfig, base: Path, runtimes: Sequence[str] = ())
     models raises."""
     if config.placement.profile == "never":
         return []
-    return [one for one in list_work(config, base, runtimes) if is_requested(one, config)]
+    return [work for work in list_work(config, base, runtimes) if is_requested(work, config)]
 
 
 def list_in_place(config: ClusterConfig, base: Path) -> list[Work]:
@@ -58,7 +58,7 @@ def list_in_place(config: ClusterConfig, base: Path) -> list[Work]:
         wanted = list_wanted(config, base, IN_PLACE_ADAPTERS)
     except Unsupported:
         return []
-    return [one for one in wanted if one.job.role == "target"]
+    return [work for work in wanted if work.job.role == "target"]
 
 
 async def profile_missing(config: ClusterConfig, base: Path, watch: StartWatch, budget_s: float) -> None:
@@ -73,7 +73,7 @@ async def profile_missing(config: ClusterConfig, base: Path, watch: StartWatch, 
         return
     store = profile_store(config)
     wanted = list_wanted(config, base)
-    if all(one.is_known(store) for one in wanted):
+    if all(work.is_known(store) for work in wanted):
         return
     with measuring_alone(store):
         await _StartMeasuring(wanted, store, budget_s, watch).run(measuring_cluster(config))
@@ -85,7 +85,7 @@ class _StartMeasuring:
     def __init__(self, wanted: Sequence[Work], store: ProfileStore, budget_s: float, watch: StartWatch) -> None:
         self._wanted, self._store, self._budget_s, self._watch = wanted, store, budget_s, watch
         self._end_s = watch.clock.monotonic_s() + budget_s
-        self._found = asyncio.Event()  # enough to serve with
+        self._enough = asyncio.Event()  # enough to serve with
 
     async def run(self, cluster: Cluster) -> None:
         """Measure. Raises WorkerError where no worker can be started at all."""
@@ -95,37 +95,37 @@ class _StartMeasuring:
         if predicted_s:
             progress.tell_beforehand()
         if self._can_serve():
-            self._found.set()
+            self._enough.set()
         await cluster.open()
         telling = asyncio.create_task(progress.keep_telling(), name="tell how far measuring is")
         try:
-            for one in todo:
-                if self._find_end() or self._is_too_long(predicted_s[one.title]):
+            for work in todo:
+                if self._find_end() or self._is_too_long(predicted_s[work.title]):
                     continue
-                await self._measure(cluster, one, progress)
+                await self._measure(cluster, work, progress)
         finally:
             telling.cancel()
             await cluster.close()
         self._tell_left()
 
-    async def _measure(self, cluster: Cluster, one: Work, progress: MeasuringProgress) -> None:
-        if doubt := one.describe_doubt(self._store):
-            _log.info("%s: the profile is measured again: %s", one.title, doubt)
-        progress.begin(one.title)
+    async def _measure(self, cluster: Cluster, work: Work, progress: MeasuringProgress) -> None:
+        if doubt := work.describe_doubt(self._store):
+            _log.info("%s: the profile is measured again: %s", work.title, doubt)
+        progress.begin(work.title)
         watch = Watch(progress.observe_stage, self._keep)
         try:
-            await measure_until(cluster, one.spec(self._store, refresh=False), watch, self._wait_end())
+            await measure_until(cluster, work.spec(self._store, refresh=False), watch, self._wait_end())
         except WorkerError as error:
-            _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
-        progress.end(one.title)
+            _log.warning("%s cannot be measured and is not planned with: %s", work.title, error)
+        progress.end(work.title)
 
-    def _keep(self, found: Finding) -> None:
-        self._store.save(found)
+    def _keep(self, finding: Finding) -> None:
+        self._store.save(finding)
         if self._can_serve():
-            self._found.set()
+            self._enough.set()
 
     def _list_missing(self) -> list[Work]:
-        return [one for one in self._wanted if not one.is_known(self._store)]
+        return [work for work in self._wanted if not work.is_known(self._store)]
 
     @property
     def _left_s(self) -> float:
@@ -143,16 +143,16 @@ class _StartMeasuring:
 
     def _can_serve(self) -> bool:
         """Return whether a target is known, so that requests can be answered."""
-        return any(one.job.role == "target" and one.can_plan(self._store) for one in self._wanted)
+        return any(work.job.role == "target" and work.can_plan(self._store) for work in self._wanted)
 
     async def _wait_end(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._left_s)):
                 await self._watch.awaited.wait()
-                await self._found.wait()
+                await self._enough.wait()
 
     def _tell_left(self) -> None:
-        left = [one.title for one in self._list_missing()]
+        left = [work.title for work in self._list_missing()]
         if left:
             why = self._find_end() or f"placement.profile_budget_s ({self._budget_s:g} s) is too short for all"
             _log.warning("%s: left for when nobody asks: %s", why, "; ".join(left))
@@ -161,8 +161,8 @@ class _StartMeasuring:
 def _predict(todo: Sequence[Work], store: ProfileStore) -> dict[str, float]:
     """Return the seconds that each piece of work is to take, by its title."""
     pace = measure_pace()
-    texts, found = False, {}
-    for one in todo:
-        found[one.title] = predict_duration_s(one, store, pace, texts=texts)
-        texts = texts or one.job.role == "target"
-    return found
+    texts, durations_s = False, {}
+    for work in todo:
+        durations_s[work.title] = predict_duration_s(work, store, pace, texts=texts)
+        texts = texts or work.job.role == "target"
+    return durations_s

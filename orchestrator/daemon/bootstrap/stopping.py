@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Coroutine
+from typing import TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.telemetry import get_logger
 
 _ONE_PRESS_S = 0.3  # a terminal, and a program that passes signals on, may both send one Ctrl-C
 
+_T = TypeVar("_T")
 _log = get_logger(__name__)
 
 
@@ -35,13 +37,15 @@ class Stopping:
             _log.warning("ends at once, as Ctrl-C was pressed again")
             self.hurried.set()
 
-    async def run_or_hurry(self, work: Coroutine[None, None, None]) -> None:
-        """Run what a hurry ends."""
-        task, hurried = asyncio.ensure_future(work), asyncio.ensure_future(self.hurried.wait())
-        try:
-            await asyncio.wait({task, hurried}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            hurried.cancel()
-            task.cancel()
+
+async def run_until(event: asyncio.Event, work: Coroutine[object, object, _T]) -> _T | None:
+    """Return what comes of this; None where the event comes before, which ends it. Raises what it raises."""
+    task, coming = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, coming}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        coming.cancel()
+        if task.cancel():
             with contextlib.suppress(asyncio.CancelledError):
                 await task

@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import msgspec
-
 from orchestrator.config.changes import Change
 from orchestrator.config.effects import Effect, is_of_workers
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Place
+from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.events import StandbySpec
-from orchestrator.daemon.control.loops.plan_keeper import Planned
+from orchestrator.daemon.control.loops.planner_port import StartPlan
+from orchestrator.daemon.control.rollout.replica_diff import leave_name
 from orchestrator.daemon.control.rollout.retune import match_retunable
+from orchestrator.errors import WorkerError
 from orchestrator.planning.proposal import PlanProposal
+from orchestrator.planning.worker_options import list_draft_pools
 from orchestrator.protocol.contract import WorkerSpec
 from policies.planning.plan import Plan, diff
 from policies.serving.draft_pool import PoolSize
@@ -36,12 +38,16 @@ class WorkerSet:
     pools: Mapping[str, PoolSize]
 
 
+def list_plan_workers(planned: StartPlan, config: ClusterConfig) -> WorkerSet:
+    return WorkerSet(planned.targets, planned.drafts, planned.standbys, list_draft_pools(config))
+
+
 @dataclass(frozen=True, slots=True)
 class PlanChange:
-    """Another plan. `first`: what it is by profiles alone; `found`: by what the running plan's keeper knows, too."""
+    """Another plan. `first`: what it is by profiles alone; `plan`: by what the running plan's keeper knows, too."""
 
     first: PlanProposal
-    found: Planned
+    plan: StartPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class TargetChange:
     workers: WorkerSet | None = None
     how: How = "nothing"
     plan: PlanChange | None = None
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
 
 
@@ -73,12 +79,43 @@ def may_mix(before: Sequence[WorkerSpec], after: Sequence[WorkerSpec]) -> bool:
     return len(kinds) == 1 and len(before) == len(after)
 
 
+async def move_workers(control: TargetControl, how: How, old: WorkerSet | None, new: WorkerSet) -> list[int]:
+    """Let other workers be the target's; returns the numbers of the replicas, in their order. `old`: as they are to be
+    now. Raises WorkerError; all is as before then."""
+    before = control.list_specs()
+    if how == "nothing" or old is None:
+        return list(before)
+    if how == "retune":
+        wanted = match_retunable(before, new.targets) or {}
+        try:
+            await control.retune(wanted, new.drafts, new.standbys, new.pools)
+        except WorkerError:
+            await control.retune(before, old.drafts, old.standbys, old.pools)
+            raise
+        return [engine for spec in new.targets for engine, match in wanted.items() if match is spec]
+    if len(before) > 1 and may_mix(list(before.values()), new.targets):
+        await _roll_in_turn(control, list(before.values()), old, new)
+    return await control.change(new.targets, new.drafts, new.standbys, new.pools)
+
+
+async def _roll_in_turn(control: TargetControl, before: list[WorkerSpec], old: WorkerSet, new: WorkerSet) -> None:
+    """Replace all replicas but the last, one after the other. Raises WorkerError; all run as before then."""
+    for done in range(1, len(before)):
+        try:
+            await control.change([*new.targets[:done], *before[done:]], old.drafts)
+        except WorkerError:
+            if done > 1:
+                await control.change(before, old.drafts)
+            raise
+
+
 def describe_change(how: How, running: Mapping[int, WorkerSpec], after: WorkerSet) -> list[str]:
     """Return in a few lines what happens to workers."""
     if how == "nothing":
         return []
     if how == "retune":
-        count = sum(msgspec.structs.replace(one, name="") not in _nameless(after) for one in running.values())
+        wanted = [leave_name(spec) for spec in after.targets]
+        count = sum(leave_name(spec) not in wanted for spec in running.values())
         return [f"{count} target workers go on by other options; no model is loaded again"]
     turns = "one after the other" if may_mix(list(running.values()), after.targets) else "all together"
     return [f"{len(after.targets)} target workers are started beside the {len(running)} that serve, {turns}"]
@@ -86,8 +123,10 @@ def describe_change(how: How, running: Mapping[int, WorkerSpec], after: WorkerSe
 
 def describe_plan_change(before: Plan, after: Plan) -> list[str]:
     """Return in a line each what another plan places otherwise, and what it predicts."""
-    found = diff(before, after)
-    lines = [f"plan: {one.part}: {one.before or 'none'} -> {one.after or 'none'}" for one in found.changes]
+    difference = diff(before, after)
+    lines = [
+        f"plan: {change.part}: {change.before or 'none'} -> {change.after or 'none'}" for change in difference.changes
+    ]
     rates = [plan.goodput_tokens_per_s for plan in (before, after)]
     return [*(lines or ["plan: the same"]), f"plan: {rates[0]:.1f} -> {rates[1]:.1f} tokens/s predicted"]
 
@@ -108,11 +147,11 @@ def explain_models_wait(running: ClusterConfig, *, planned: bool) -> str:
 
 
 def _explain_workers_wait(both: Sequence[ClusterConfig], *, planned: bool) -> str:
-    if any(one.model.bounds is not None for one in both):
+    if any(config.model.bounds is not None for config in both):
         return "the number of replicas follows load"
-    if any(one.plans_hosts for one in both):
+    if any(config.plans_hosts for config in both):
         return "the plan is made over the hosts of a cluster"
-    if any(one.planned for one in both) and not planned:
+    if any(config.planned for config in both) and not planned:
         return "there is no plan yet"
     return ""
 
@@ -123,7 +162,7 @@ def _is_about(place: Place, running: ClusterConfig, wanted: ClusterConfig) -> bo
         return True
     values: list[Any] = [running, wanted]
     for key in place:
-        values = [getattr(one, str(key), None) for one in values]
+        values = [getattr(value, str(key), None) for value in values]
     return bool(values[0] != values[1])
 
 
@@ -135,7 +174,3 @@ def affects_workers(changes: Sequence[Change], number: int) -> bool:
         and (change.place[0] != "models" or change.place[1] == number - 1)
         for change in changes
     )
-
-
-def _nameless(after: WorkerSet) -> list[WorkerSpec]:
-    return [msgspec.structs.replace(one, name="") for one in after.targets]

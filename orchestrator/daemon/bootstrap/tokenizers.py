@@ -20,9 +20,12 @@ from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.daemon.sandbox.templates import SandboxedTemplate
-from orchestrator.errors import DaemonError
+from orchestrator.errors import DaemonError, OutriderError
 from orchestrator.protocol.events import Progress
 from orchestrator.protocol.ready import Ready
+from orchestrator.telemetry import get_logger
+
+_log = get_logger(__name__)
 
 
 class TargetTokenizers:
@@ -33,30 +36,54 @@ class TargetTokenizers:
         self._base, self._store, self._sandbox, self._say = base, store, sandbox, say
         self._loaded: dict[str, Tokenizer] = {}  # by `_name_content`
         self._missing = ""
+        self._reading: asyncio.Task[bool] | None = None
+        self._trying: set[asyncio.Task[None]] = set()
 
-    def find(self, ready: Ready | None) -> Tokenizer | None:
+    def end_reading(self) -> None:
+        """End what goes on in the background."""
+        for task in (*self._trying, self._reading):
+            if task is not None:
+                task.cancel()
+
+    def find_loaded(self, ready: Ready | None) -> Tokenizer | None:
         """Return the tokenizer of the model that a worker has loaded; None while it is not there. Thread-safe."""
         return self._loaded.get(_name_content(ready.model.identity)) if ready is not None else None
 
     def explain_missing(self, ready: Ready) -> str:
         """Return why requests of a worker that is ready cannot be translated; "" where they can."""
-        return "" if self.find(ready) is not None else self._missing or "its tokenizer is being read"
+        return "" if self.find_loaded(ready) is not None else self._missing or "its tokenizer is being read"
 
     def forget(self) -> None:
-        """Have none any more."""
         self._loaded = {}
 
     def keep(self, ready: Iterable[Ready], prepared: Tokenizer) -> None:
         """Forget those of models that no worker has, but for one that is `prepared` for those to come."""
-        used = {_name_content(one.model.identity) for one in ready}
-        self._loaded = {name: one for name, one in self._loaded.items() if name in used or one is prepared}
+        used = {_name_content(worker.model.identity) for worker in ready}
+        self._loaded = {
+            name: tokenizer for name, tokenizer in self._loaded.items() if name in used or tokenizer is prepared
+        }
+
+    def begin_reading(self, source: str) -> None:
+        """Begin to read the tokenizer of what is at a model's place, unless that was done, or goes on."""
+        if self._reading is None or _is_to_be_repeated(self._reading):
+            reading = asyncio.to_thread(self.load_known, source)
+            self._reading = asyncio.create_task(reading, name="read the tokenizer")
+
+    def try_template(self, tokenizer: Tokenizer, target: str) -> None:
+        """Try a chat template in the background, before anybody asks for it, and tell an operator what every chat of
+        this target would be told."""
+        trying = asyncio.create_task(_try_template(tokenizer, target), name="try the chat template")
+        self._trying.add(trying)
+        trying.add_done_callback(self._trying.discard)
 
     async def load_served(self, ready: Ready, worker: str, node: str) -> Tokenizer:
         """Load the tokenizer of the model that a `worker` has loaded, for people. `node`: what its cluster calls this
         host, "" where it has one only. Raises DaemonError, with both hosts and the way out."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
         identity = ready.model.identity
         try:
-            found = self._add("", "") if identity is None else await self.load(identity.source, identity)
+            tokenizer = self._add("", "") if identity is None else await self.load(identity.source, identity)
         except AdapterError as error:
             host = " ".join(filter(None, (socket.gethostname(), node)))
             why = (error.why if isinstance(error, ModelReplaced) else str(error)).rstrip(".")
@@ -69,7 +96,7 @@ class TargetTokenizers:
                 self._missing += " Put the files that the worker's host has at the same place on the daemon's host."
             raise DaemonError(self._missing) from error
         self._missing = ""
-        return found
+        return tokenizer
 
     def load_known(self, source: str) -> bool:
         """Load the tokenizer of what is at a model's place, where a worker has prepared it in this store; False while
@@ -109,9 +136,24 @@ class TargetTokenizers:
         return known if known is not None else await asyncio.to_thread(self._add, name, str(directory))
 
     def _add(self, name: str, directory: str) -> Tokenizer:
-        found = load_tokenizer(directory)
-        found.render_by(lambda template: SandboxedTemplate(template, self._sandbox))
-        return self._loaded.setdefault(name, found)
+        tokenizer = load_tokenizer(directory)
+        tokenizer.render_by(lambda template: SandboxedTemplate(template, self._sandbox))
+        return self._loaded.setdefault(name, tokenizer)
+
+
+async def _try_template(tokenizer: Tokenizer, target: str) -> None:
+    try:
+        fault = await asyncio.to_thread(lambda: tokenizer.template_fault)
+    except (OutriderError, AdapterError) as error:
+        _log.warning("the chat template could not be tried", target=target, why=str(error))
+        return
+    if fault:
+        _log.warning("the chat template is at fault: chats are refused", target=target, why=fault)
+
+
+def _is_to_be_repeated(reading: asyncio.Task[bool]) -> bool:
+    """Whether the task has ended, and did not find what it looked for."""
+    return reading.done() and not reading.cancelled() and reading.exception() is None and not reading.result()
 
 
 def _name_content(identity: ModelIdentity | None) -> str:

@@ -13,6 +13,8 @@ from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.tracing.port import TracedDaemon
 from orchestrator.errors import DaemonError
+from orchestrator.protocol.rounds import RoundReport
+from orchestrator.protocol.trace_messages import ResumedStream
 from orchestrator.telemetry import get_logger
 
 INSTALL = "pip install 'outrider[otel]'"
@@ -49,12 +51,11 @@ def open_tracing(section: TracingSection, base: Path, clock: Clock) -> TracedDae
 def connect_tracing(tracing: TracedDaemon | None, model: str, control: TargetControl) -> None:
     """Let a model's control tell of rounds and of streams that go on."""
     if tracing is not None:
-        control.on_round.append(partial(tracing.observe_round, model))
-        control.on_resumed.append(tracing.observe_resumed)
+        control.observers.follow(RoundReport, partial(tracing.observe_round, model))
+        control.observers.follow(ResumedStream, tracing.observe_resumed)
 
 
 def count_spans(tracing: TracedDaemon | None, metrics: Metrics) -> None:
-    """Let metrics tell what becomes of spans."""
     if tracing is not None:
         metrics.traces.source = tracing.counts
 

@@ -50,7 +50,6 @@ def agent_spec(node: str, options: AgentOptions) -> WorkerSpec:
 
 
 def build_agent(options: dict[str, Any]) -> Agent:
-    """Return the agent. Called inside the worker process."""
     return Agent(msgspec.convert(options, AgentOptions))
 
 
@@ -63,7 +62,6 @@ class Agent:
         self._ours: list[int] = []
 
     def submit(self, command: Command) -> None:
-        """See protocol.contract.Engine."""
         if isinstance(command, Stop):
             self._stopped.set()
         elif isinstance(command, CountAsOurs):
@@ -73,13 +71,12 @@ class Agent:
         """See protocol.contract.Engine. It is idle between two looks."""
 
     def run(self, emit: Callable[[Event], None]) -> None:
-        """See protocol.contract.Engine."""
         try:
-            found = describe_host(self._options)
+            inventory = describe_host(self._options)
         except (OutriderError, AdapterError, OSError) as error:
             emit(Failed(f"the host cannot be described: {error}", restartable=False))
             return
-        emit(HostDescribed(msgspec.to_builtins(found)))
+        emit(HostDescribed(msgspec.to_builtins(inventory)))
         sampler = DeviceSampler(lambda: self._ours)
         while not self._stopped.wait(SAMPLE_EVERY_S):
             emit(DevicesSampled(sampler.sample()))
@@ -101,9 +98,11 @@ def describe_host(options: AgentOptions) -> HostInventory:
     missing: list[MissingProfile] = []
     try:
         lacks |= list_unfit(config, path.parent)
-        work = [one for one in list_work(config, path.parent) if is_requested(one, config)]
+        work = [work for work in list_work(config, path.parent) if is_requested(work, config)]
         missing = [
-            MissingProfile(one.job, one.fingerprint, one.threads, one.digest) for one in work if not one.is_known(store)
+            MissingProfile(piece.job, piece.fingerprint, piece.threads, piece.digest)
+            for piece in work
+            if not piece.is_known(store)
         ]
     except AdapterError as error:
         failed.append(f"the model: {error}")
@@ -116,8 +115,8 @@ def describe_host(options: AgentOptions) -> HostInventory:
         devices=tuple(devices),
         lacks=lacks,
         failed=tuple(failed),
-        devices_measured=tuple(one for one in store.devices() if one.fingerprint in marks),
-        models_measured=tuple(one for one in store.models() if one.fingerprint in marks),
+        devices_measured=tuple(device for device in store.devices() if device.fingerprint in marks),
+        models_measured=tuple(model for model in store.models() if model.fingerprint in marks),
         missing=tuple(missing),
     )
 

@@ -35,14 +35,13 @@ class FleetRules:
     listed: tuple[ClusterHost, ...]
     discover: bool
 
-    def find(self, address: str, *, own: bool) -> ClusterHost | None:
+    def find_listed(self, address: str, *, own: bool) -> ClusterHost | None:
         """Return what is said of the host at an address; None for nothing."""
         names = (address, THIS_NODE) if own else (address,)
-        return next((one for one in self.listed if one.address in names), None)
+        return next((host for host in self.listed if host.address in names), None)
 
     def allows(self, address: str, *, own: bool) -> bool:
-        """Return whether a host may be used."""
-        return self.discover or self.find(address, own=own) is not None
+        return self.discover or self.find_listed(address, own=own) is not None
 
 
 class Fleet:
@@ -87,19 +86,19 @@ class Fleet:
     def describe_listed(self, node: str) -> ClusterHost | None:
         """Return what cluster.yaml says of a node; None for nothing."""
         own = node == THIS_NODE
-        return self._rules.find(self._own if own else node, own=own)
+        return self._rules.find_listed(self._own if own else node, own=own)
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe_hosts(self) -> list[dict[str, Any]]:
         """Return the hosts as plain data: what is used of them, and why the rest is left out."""
-        found: list[dict[str, Any]] = []
+        views: list[dict[str, Any]] = []
         for node, host in self.hosts.items():
-            said = self.describe_listed(node)
-            found.append(
+            listed = self.describe_listed(node)
+            views.append(
                 {
                     "host": node,
-                    "name": said.name if said is not None else "",
-                    "zone": said.zone if said is not None else "",
-                    "roles": list(said.roles) if said is not None else ["target", "draft"],
+                    "name": listed.name if listed is not None else "",
+                    "zone": listed.zone if listed is not None else "",
+                    "roles": list(listed.roles) if listed is not None else ["target", "draft"],
                     "address": host.address,
                     "hostname": host.hostname,
                     "version": host.version,
@@ -109,7 +108,7 @@ class Fleet:
                     "left_out": "",
                 }
             )
-        return found + [
+        return views + [
             {"host": address, "name": "", "zone": "", "roles": [], "address": address, "devices": [], "left_out": why}
             for address, why in self.left_out.items()
         ]
@@ -139,7 +138,6 @@ class Fleet:
         self._changed.set()
 
     async def close(self) -> None:
-        """Stop the agents."""
         tasks = [*self._agents.values(), *([self._watching] if self._watching is not None else [])]
         for task in tasks:
             task.cancel()
@@ -157,10 +155,10 @@ class Fleet:
     async def _look(self) -> None:
         """Start agents on nodes that came, and forget nodes that left."""
         try:
-            there = await self._cluster.nodes()
+            nodes = await self._cluster.nodes()
         except ClusterAway:
             return  # whatever runs goes on, and who is there is known when the head is back
-        allowed = {address for address in there if self._rules.allows(address, own=address == self._own)}
+        allowed = {address for address in nodes if self._rules.allows(address, own=address == self._own)}
         for address in allowed - self._agents.keys():
             self._agents[address] = asyncio.create_task(self._keep_agent(address), name=f"agent {address}")
         for address in self._agents.keys() - allowed:
@@ -204,7 +202,7 @@ class Fleet:
         self._hosts[address] = host
         self._left_out.pop(address, None)
         own = self._hosts.get(self._own)
-        devices = sorted({f"{one.adapter}:{one.device}" for one in host.devices})
+        devices = sorted({f"{device.adapter}:{device.device}" for device in host.devices})
         _log.info("host found", host=address, hostname=host.hostname, cores=len(host.cores), devices=devices)
         if own is not None and (why := describe_skew(host, own)):
             _log.warning("host left out", host=address, reason=why)

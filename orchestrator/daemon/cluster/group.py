@@ -53,12 +53,11 @@ class GroupWorker:
         self._unsent: list[Command] = []
         self._endpoints: list[LinkEndpoint] = []
         self._stopping = False
-        self._said: asyncio.Queue[tuple[int, Event | WorkerError | None]] = asyncio.Queue()
+        self._messages: asyncio.Queue[tuple[int, Event | WorkerError | None]] = asyncio.Queue()
         self._reading = [asyncio.create_task(self._read(number, part)) for number, part in enumerate(parts)]
 
     @property
     def where(self) -> str:
-        """See protocol.contract.Worker."""
         of_parts = ", ".join(part.where for part in self._parts)
         return f"{self._main.where} with {of_parts}" if self._main is not None else of_parts
 
@@ -70,40 +69,38 @@ class GroupWorker:
         if self._main is not None:
             self._main.send(command)
         elif self._stopping:
-            self._said.put_nowait((-1, None))
+            self._messages.put_nowait((-1, None))
         else:
             self._unsent.append(command)
 
     async def events(self) -> AsyncIterator[Event]:
-        """See protocol.contract.Worker."""
         ready: dict[int, LinkEndpoint] = {}
         whole = len(self._parts)
         while True:
-            number, said = await self._said.get()
-            if isinstance(said, WorkerError):
+            number, message = await self._messages.get()
+            if isinstance(message, WorkerError):
                 if self._stopping:
                     return
-                raise WorkerLost(str(said), said.kind)
-            if said is None:  # an end that was asked for
+                raise WorkerLost(str(message), message.kind)
+            if message is None:  # an end that was asked for
                 if number < whole and not self._stopping:
                     raise WorkerLost(f"worker {self._spec.parts[number].name} ended by itself")
                 return
             if number == whole:
-                yield said
-            elif isinstance(said, ShardReady):
-                ready[number] = said.endpoint
+                yield message
+            elif isinstance(message, ShardReady):
+                ready[number] = message.endpoint
                 if len(ready) == whole:
-                    self._endpoints = [ready[one] for one in range(whole)]
+                    self._endpoints = [ready[part] for part in range(whole)]
                     await self._start_main()
-            elif isinstance(said, Failed) or (len(ready) < whole and isinstance(said, Progress | StillWorking)):
-                yield self._name_part(number, said)
+            elif isinstance(message, Failed) or (len(ready) < whole and isinstance(message, Progress | StillWorking)):
+                yield self._name_part(number, message)
 
     async def stop(self, grace_s: float) -> None:
-        """See protocol.contract.Worker."""
         self._stopping = True
         if self._main is not None:
             await self._main.stop(grace_s)
-        self._said.put_nowait((-1, None))
+        self._messages.put_nowait((-1, None))
         await asyncio.gather(*(part.stop(_PART_GRACE_S) for part in self._parts))
         for reading in self._reading:
             reading.cancel()
@@ -112,7 +109,6 @@ class GroupWorker:
                 await reading
 
     async def _start_main(self) -> None:
-        """Start the worker itself. Raises WorkerLost."""
         spec = msgspec.structs.replace(self._spec, options=self._place_endpoints(self._spec.options), parts=[])
         try:
             main = await self._start(spec)
@@ -130,11 +126,11 @@ class GroupWorker:
         """Pass on all that a worker says, and how it ends."""
         try:
             async for event in worker.events():
-                self._said.put_nowait((number, event))
+                self._messages.put_nowait((number, event))
         except WorkerError as error:
-            self._said.put_nowait((number, error))
+            self._messages.put_nowait((number, error))
         else:
-            self._said.put_nowait((number, None))
+            self._messages.put_nowait((number, None))
 
     def _name_part(self, number: int, event: Failed | Progress | StillWorking) -> Event:
         name = self._spec.parts[number].name

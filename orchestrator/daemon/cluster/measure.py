@@ -43,7 +43,7 @@ async def profile_hosts(
     for role in ("target", "draft"):  # what drafts are worth is measured on what the target says
         shares = share_work(hosts, role)
         todo = {
-            node: [work for work in (_build_work(one, node) for one in mine) if not work.is_known(store)]
+            node: [work for work in (_build_work(piece, node) for piece in mine) if not work.is_known(store)]
             for node, mine in shares.items()
         }
         if any(todo.values()):
@@ -53,61 +53,57 @@ async def profile_hosts(
 def share_work(hosts: Mapping[str, HostInventory], role: str) -> dict[str, list[MissingProfile]]:
     """Return which host measures what: each piece of work goes to one host that has the device, to the one with the
     least to do."""
-    found: dict[str, list[MissingProfile]] = {node: [] for node in hosts}
+    shares: dict[str, list[MissingProfile]] = {node: [] for node in hosts}
     offers: dict[tuple[object, ...], list[tuple[str, MissingProfile]]] = {}
     for node, host in hosts.items():
-        for one in host.missing:
-            if one.job.role == role:
-                model = one.job.model
-                asked = (model.weights, model.activations, model.kv_cache_precision, one.job.drafter)
-                offers.setdefault((one.fingerprint, model.adapter, one.threads, one.digest, *asked), []).append(
-                    (node, one)
+        for piece in host.missing:
+            if piece.job.role == role:
+                model = piece.job.model
+                formats = (model.weights, model.activations, model.kv_cache_precision, piece.job.drafter)
+                offers.setdefault((piece.fingerprint, model.adapter, piece.threads, piece.digest, *formats), []).append(
+                    (node, piece)
                 )
     for offered in sorted(offers.values(), key=len):
-        node, one = min(offered, key=lambda offer: len(found[offer[0]]))
-        found[node].append(one)
-    return found
+        node, piece = min(offered, key=lambda offer: len(shares[offer[0]]))
+        shares[node].append(piece)
+    return shares
 
 
-def _build_work(one: MissingProfile, node: str) -> Work:
-    return Work(msgspec.structs.replace(one.job, keep=True), one.fingerprint, one.threads, node)
+def _build_work(missing: MissingProfile, node: str) -> Work:
+    return Work(msgspec.structs.replace(missing.job, keep=True), missing.fingerprint, missing.threads, node)
 
 
 class _Budget:
     """How long measuring may take from now on."""
 
     def __init__(self, hosts: Mapping[str, HostInventory], store: ProfileStore, budget_s: float) -> None:
-        missing = [one for host in hosts.values() for one in host.missing if one.job.role == "target"]
-        self._store, self._missing = store, {one.digest for one in missing}
+        missing = [piece for host in hosts.values() for piece in host.missing if piece.job.role == "target"]
+        self._store, self._missing = store, {piece.digest for piece in missing}
         self._end_s = time.monotonic() + budget_s
 
     def is_spent(self) -> bool:
         """Return whether no more is to be begun: what is known is enough for a plan."""
         if time.monotonic() < self._end_s:
             return False
-        known = {one.model_digest for one in self._store.models() if one.role == "target"}
+        known = {model.model_digest for model in self._store.models() if model.role == "target"}
         return not self._missing or bool(known & self._missing)
 
 
 async def _profile_host(
-    cluster: Cluster,
-    todo: Sequence[Work],
-    store: ProfileStore,
-    progress: OnProgress,
-    is_spent: Callable[[], bool],
+    cluster: Cluster, todo: Sequence[Work], store: ProfileStore, progress: OnProgress, is_spent: Callable[[], bool]
 ) -> None:
-    for number, one in enumerate(todo):
+    for number, piece in enumerate(todo):
         if is_spent():
             left = "; ".join(work.title for work in todo[number:])
             _log.warning("placement.profile_budget_s is spent: not measured, and not planned with", left=left)
             return
-        title = f"profile {one.title}"
+        title = f"profile {piece.title}"
         progress(title, -1.0)
         watch = Watch(partial(_tell, progress, title), store.save)
         try:
-            await measure_on_cluster(cluster, one.spec(store, refresh=False), watch)
+            await measure_on_cluster(cluster, piece.spec(store, refresh=False), watch)
         except WorkerError as error:
-            _log.warning("cannot be measured, and is not planned with", work=one.title, reason=str(error))
+            _log.warning("cannot be measured, and is not planned with", work=piece.title, reason=str(error))
 
 
 def _tell(progress: OnProgress, title: str, stage: str, fraction: float) -> None:
@@ -123,7 +119,7 @@ async def measure_links(
 ) -> None:
     """Measure the paths between nodes, by their addresses, that are neither stored nor `stated`: as many at the same
     time as share no host. What cannot be measured is logged, and planned with what is usual."""
-    known = {frozenset((one.left, one.right)) for one in store.links()} | set(stated)
+    known = {frozenset((link.left, link.right)) for link in store.links()} | set(stated)
     todo = [path for path in sample_paths(nodes) if frozenset(path) not in known]
     for number, together in enumerate(pack_paths(todo)):
         progress("measure links between hosts", number / len(todo))

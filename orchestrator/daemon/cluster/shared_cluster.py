@@ -34,7 +34,6 @@ class SharedCluster:
             self._users.add(user)
 
     async def leave(self, user: ClusterShare) -> None:
-        """One uses the cluster no more."""
         async with self._changing:
             if user in self._users:
                 self._users.remove(user)
@@ -53,29 +52,23 @@ class ClusterShare:
 
     @property
     def runtime(self) -> str:
-        """See protocol.contract.Cluster."""
         return self._cluster.runtime
 
     @property
     def own_node(self) -> str:
-        """See protocol.contract.Cluster."""
         return self._cluster.own_node
 
     @property
     def away(self) -> str:
-        """See protocol.contract.Cluster."""
         return self._cluster.away
 
     async def open(self) -> None:
-        """See protocol.contract.Cluster."""
         await self._shared.enter(self)
 
     async def nodes(self) -> list[str]:
-        """See protocol.contract.Cluster."""
         return await self._cluster.nodes()
 
     async def start(self, spec: WorkerSpec) -> Worker:
-        """See protocol.contract.Cluster."""
         named = self._name(spec)
         worker = await start_group(self._cluster.start, named) if named.parts else await self._cluster.start(named)
         self._workers.add(worker)
@@ -89,6 +82,5 @@ class ClusterShare:
         return msgspec.structs.replace(spec, name=name, parts=parts)
 
     async def close(self) -> None:
-        """See protocol.contract.Cluster."""
         await asyncio.gather(*(worker.stop(_CLOSE_GRACE_S) for worker in tuple(self._workers)))
         await self._shared.leave(self)

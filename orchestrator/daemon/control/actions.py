@@ -153,18 +153,11 @@ class TellRefused:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class TellResumed:
-    """A traced stream goes on."""
-
-    resumed: ResumedStream
-
-
 @dataclass(slots=True)
 class Notify:
     """Pass an event on to the observers."""
 
-    event: RoundReport | Progress
+    event: RoundReport | Progress | ResumedStream
 
 
 Action = (
@@ -185,6 +178,5 @@ Action = (
     | TellLoads
     | TellLacking
     | TellRefused
-    | TellResumed
     | Notify
 )

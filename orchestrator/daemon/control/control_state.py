@@ -64,9 +64,9 @@ class State:
     def list_parts(self) -> set[Part]:
         """Return every part that a worker is, or is to be, on, and those that an operator holds."""
         replicas = [*self.replicas.with_streams, *self.standbys.list_idle()]
-        found = {part for replica in replicas for part in replica.parts}
+        parts = {part for replica in replicas for part in replica.parts}
         held = [*self.health.list_held(Health.DRAINING), *self.health.list_held(Health.CORDONED)]
-        return found.union((Part("worker", replica.name) for replica in replicas), held)
+        return parts.union((Part("worker", replica.name) for replica in replicas), held)
 
     def list_watched(self) -> list[Watched]:
         """Return the workers that have something to do, and since when."""

@@ -12,9 +12,9 @@ from orchestrator.protocol.rounds import Gauges, MemoryBound
 _log = logging.getLogger(__name__)
 
 
-def tell_changes(replica: str, before: Gauges | None, now: Gauges) -> None:
+def log_changes(replica: str, before: Gauges | None, now: Gauges) -> None:
     """Log what has changed since the state before; each change once."""
-    acceptance_alarm.tell_begun(replica, before, now)
+    acceptance_alarm.log_new_episodes(replica, before, now)
     for drafter in _find_failed_drafters(before, now):
         _log.warning("drafter %s failed and is not used any more: %s", drafter.name, drafter.reason)
     if why := describe_slo_change(before, now):
@@ -35,7 +35,6 @@ def _tell_memory_bound(replica: str, before: MemoryBound | None, now: MemoryBoun
 
 
 def _find_failed_drafters(before: Gauges | None, now: Gauges) -> list[DrafterState]:
-    """Return the drafters that have failed since the state before."""
     known = {drafter.name for drafter in before.drafters if drafter.state == "failed"} if before else set()
     return [drafter for drafter in now.drafters if drafter.state == "failed" and drafter.name not in known]
 

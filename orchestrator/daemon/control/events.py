@@ -83,6 +83,10 @@ class WorkerEnded:
     kind: LossKind = "crashed"
 
 
+WorkerEvent = WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded
+"""What becomes of a worker."""
+
+
 @dataclass(slots=True)
 class StreamOpened:
     """A request was taken in, under these overrides."""
@@ -225,28 +229,10 @@ class Woke:
 
 
 SteeringEvent = RequestCancelled | FailoverAsked | FailoverUndone | DraftersChosen | RequestQuarantined
-
-OtherEvent = (
-    WorkersChosen
-    | ClusterOpened
-    | ClusterFailed
-    | WorkerStarted
-    | WorkerSaid
-    | WorkerEnding
-    | WorkerEnded
-    | StreamOpened
-    | StreamClosed
-    | RolloutAsked
-    | RolloutDropped
-    | RulesChanged
-    | RetuneAsked
-    | DrainBegun
-    | DrainOver
-    | ControlClosed
-    | QuarantineReleased
-    | PartHeld
-    | LoadObserved
-    | Woke
-)
-
-ControlEvent = SteeringEvent | OtherEvent
+ChangeEvent = RolloutAsked | RolloutDropped | RetuneAsked | RulesChanged
+"""Other workers, other options of theirs, or other rules are wanted."""
+PhaseEvent = WorkersChosen | ClusterOpened | ClusterFailed | DrainBegun | DrainOver | ControlClosed
+"""From nothing to serving, and from there to the end."""
+StreamEvent = StreamOpened | StreamClosed
+PartEvent = QuarantineReleased | PartHeld | LoadObserved | Woke
+ControlEvent = WorkerEvent | StreamEvent | ChangeEvent | PhaseEvent | PartEvent | SteeringEvent

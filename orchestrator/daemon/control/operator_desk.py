@@ -3,72 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from orchestrator.clock import Clock
-from orchestrator.daemon.control.events import (
-    DraftersChosen,
-    FailoverAsked,
-    FailoverUndone,
-    RequestCancelled,
-    RequestQuarantined,
-    SteeringEvent,
-)
+from orchestrator.daemon.control import events
 from orchestrator.daemon.control.health.blame import BY_OPERATOR
 from orchestrator.daemon.control.health.health import Part
 from orchestrator.daemon.control.state import FAILED, unlike
-from orchestrator.daemon.control.steering_port import DraftersView, PartView, QuarantinedView, RequestView
+from orchestrator.daemon.control.steering_port import DraftersView, PartView, QuarantinedView, RequestView, RouteView
 from orchestrator.daemon.control.step import State
+from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, OverrideScope, change_overrides, format_override
 from orchestrator.daemon.control.streams.request_history import belongs_to
 from orchestrator.errors import RequestError
+from orchestrator.telemetry import get_logger
+from policies.serving.failover.health import Health, Held, PartKind
+from policies.serving.overrides import Override
+
+_log = get_logger(__name__)
 
 
 class OperatorDesk:
-    """Implements control.steering_port.Steering over a State, which only `post` changes."""
+    """What an operator may do to requests, workers and drafters of a State, which only `post` changes. Each raises
+    RequestError: 404 where there is no such thing (it says what there is), 409 where it cannot be done now.
+    `overrides` of speculation stand now."""
 
-    def __init__(self, state: State, post: Callable[[SteeringEvent], None], clock: Clock) -> None:
+    def __init__(self, state: State, post: Callable[[events.ControlEvent], None], clock: Clock) -> None:
+        self.overrides = NO_OVERRIDES
         self._state = state
         self._post = post
         self._clock = clock
 
     def list_requests(self) -> list[RequestView]:
-        """See steering_port.Steering."""
+        """Return the live requests, the oldest first."""
         now_s = self._clock.monotonic_s()
-        return [one.view(now_s) for one in self._state.streams.histories.list_live()]
+        return [history.view(now_s) for history in self._state.streams.histories.list_live()]
 
     def describe_requests(self, request_id: str) -> list[RequestView]:
-        """See steering_port.Steering."""
+        """Return the choices of a request, live or ended of late; none where nothing is known of it."""
         now_s = self._clock.monotonic_s()
-        return [one.view(now_s) for one in self._state.streams.histories.find(request_id)]
+        return [history.view(now_s) for history in self._state.streams.histories.find_choices(request_id)]
 
     def cancel(self, request_id: str) -> list[str]:
-        """See steering_port.Steering."""
-        found = [stream.key for stream in self._state.streams.live() if belongs_to(stream.key, request_id)]
-        if not found:
+        """End a live request with an error to its client; returns the ids of its choices."""
+        keys = [stream.key for stream in self._state.streams.live() if belongs_to(stream.key, request_id)]
+        if not keys:
             text = f"no request {request_id} is running; `outrider requests` shows those that are"
             raise RequestError(text, status=404, code="request_not_found")
-        self._post(RequestCancelled(found))
-        return found
+        self._post(events.RequestCancelled(keys))
+        return keys
 
     def list_parts(self) -> list[PartView]:
-        """See steering_port.Steering."""
+        """Return the devices, hosts and workers that there are."""
         state, now_s = self._state, self._clock.monotonic_s()
         views = []
         for part in sorted(state.list_parts()):
-            names = {one.name for one in state.replicas.with_streams if part in (*one.parts, Part("worker", one.name))}
-            there = tuple(stream.key for stream in state.streams.live() if stream.at in names)
+            here = [
+                replica
+                for replica in state.replicas.with_streams
+                if part in (*replica.parts, Part("worker", replica.name))
+            ]
+            names = {replica.name for replica in here}
+            requests = tuple(stream.key for stream in state.streams.live() if stream.at in names)
             judged = state.health.judge([part], now_s)
-            views.append(PartView(part.kind, part.name, judged.state.value if judged.held else "", there))
+            views.append(PartView(part.kind, part.name, judged.state.value if judged.held else "", requests))
         return views
 
     def fail_over(self, worker: str, to: str) -> None:
-        """See steering_port.Steering."""
+        """Let another replica, or a standby, go on with a worker's requests, and keep new ones from it."""
         state = self._state
-        source = next((one for one in state.replicas.with_streams if one.name == worker), None)
+        source = next((replica for replica in state.replicas.with_streams if replica.name == worker), None)
         if source is None:
             raise self._build_unknown(worker)
         if to == worker:
             raise RequestError(f"{worker} cannot be failed over to itself", code="same_worker", param="to")
-        target = state.standbys.find(to) or next((one for one in state.replicas.serving if one.name == to), None)
+        target = state.standbys.find_replica(to) or next(
+            (replica for replica in state.replicas.serving if replica.name == to), None
+        )
         if target is None and to not in state.standbys.list_names():
             raise self._build_unknown(to)
         why = state.standbys.find_refusal(to)
@@ -83,32 +93,34 @@ class OperatorDesk:
                 why = held.why
         if why:
             raise RequestError(f"{to} cannot take the requests of {worker}: {why}", status=409, code="cannot_take")
-        self._post(FailoverAsked(worker, to))
+        self._post(events.FailoverAsked(worker, to))
 
     def give_back(self, worker: str) -> None:
-        """See steering_port.Steering."""
+        """Let a worker that was failed over have its requests again."""
         if worker not in self._state.steering.list_failovers():
             known = ", ".join(self._state.steering.list_failovers()) or "none"
             text = f"worker {worker} was not failed over; those that were: {known}"
             raise RequestError(text, status=404, code="not_failed_over")
-        self._post(FailoverUndone(worker))
+        self._post(events.FailoverUndone(worker))
 
     def list_drafters(self) -> list[DraftersView]:
-        """See steering_port.Steering."""
         state = self._state
-        found = []
-        for one in [*state.replicas.serving, *state.standbys.list_idle()]:
-            drafters = tuple(one.state.gauges.drafters) if one.state.gauges is not None else ()
-            found.append(DraftersView(one.name, one.engine, drafters, state.steering.chosen.get(one.engine)))
-        return found
+        views = []
+        for replica in [*state.replicas.serving, *state.standbys.list_idle()]:
+            drafters = tuple(replica.state.gauges.drafters) if replica.state.gauges is not None else ()
+            views.append(
+                DraftersView(replica.name, replica.engine, drafters, state.steering.chosen.get(replica.engine))
+            )
+        return views
 
     def choose_drafters(self, names: Sequence[str] | None, engine: int | None = None) -> None:
-        """See steering_port.Steering."""
+        """Let only these drafters propose (none: nothing is proposed; None: as configured), for running requests, too.
+        `engine`: of this replica; None: of all."""
         serving = self._state.replicas.serving
-        concerned = [one for one in serving if engine in (None, one.engine)]
+        concerned = [replica for replica in serving if engine in (None, replica.engine)]
         if not concerned:
-            there = ", ".join(str(one.engine) for one in serving) or "none"
-            raise RequestError(f"there is no engine {engine}; there is {there}", status=404, code="engine_not_found")
+            engines = ", ".join(str(replica.engine) for replica in serving) or "none"
+            raise RequestError(f"there is no engine {engine}; there is {engines}", status=404, code="engine_not_found")
         described = [replica.state.ready for replica in concerned if replica.state.ready is not None]
         known = dict.fromkeys(name for ready in described for name in ready.drafting.drafters)
         unknown = [name for name in names or () if name not in known]
@@ -116,25 +128,66 @@ class OperatorDesk:
             text = f"no drafter is called '{unknown[0]}'; there is {', '.join(known) or 'none'}"
             raise RequestError(text, status=404, code="drafter_not_found", param="names")
         chosen = None if names is None else tuple(names)
-        self._post(DraftersChosen([one.engine for one in concerned], chosen))
+        self._post(events.DraftersChosen([replica.engine for replica in concerned], chosen))
 
     def quarantine(self, request: str, duration_s: float) -> QuarantinedView:
-        """See steering_port.Steering."""
+        """Refuse a request like this one, by its id or digest, for so long."""
         state, now_s, wall_s = self._state, self._clock.monotonic_s(), self._clock.wall_s()
-        found = state.streams.histories.find_like(request)
-        live = state.streams.find(found.key if found is not None else request)
-        live = live or next((one for one in state.streams.live() if one.digest == request), None)
+        history = state.streams.histories.find_like(request)
+        live = state.streams.find_live(history.key if history is not None else request)
+        live = live or next((stream for stream in state.streams.live() if stream.digest == request), None)
         if live is not None:
             named = (live.digest, live.key, len(live.submit.prompt))
-        elif found is not None and found.digest:
-            named = (found.digest, found.key, found.prompt_tokens)
+        elif history is not None and history.digest:
+            named = (history.digest, history.key, history.prompt_tokens)
         else:
             text = f"nothing is known of a request {request}: name the id or the digest of one that came of late"
             raise RequestError(text, status=404, code="request_not_found")
-        self._post(RequestQuarantined(*named, now_s + duration_s))
+        self._post(events.RequestQuarantined(*named, now_s + duration_s))
         return QuarantinedView(*named, 0, BY_OPERATOR, since_s=wall_s, until_s=wall_s + duration_s)
 
+    def list_quarantined(self) -> list[QuarantinedView]:
+        """Return the requests that are refused for having ended workers, the last convicted first."""
+        now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
+        return [
+            replace(request, since_s=wall_s - (now_s - request.since_s), until_s=wall_s + (request.until_s - now_s))
+            for request in self._state.blame.list_quarantined(now_s)
+        ]
+
+    def release_quarantined(self, digests: Sequence[str]) -> list[str]:
+        """Let requests run again; returns those of them that were refused."""
+        known = {request.digest for request in self._state.blame.list_quarantined(self._clock.monotonic_s())}
+        self._post(events.QuarantineReleased(digests))
+        return [digest for digest in digests if digest in known]
+
+    def override(self, wanted: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+        """Set an override of speculation for a session (`user`), for an engine, or for all engines where neither is
+        named. None takes it back; where neither is named, everybody's. It holds for requests that start from now on."""
+        engines = [replica.engine for replica in self._state.replicas.serving]
+        scope = OverrideScope(user, engine)
+        changed = change_overrides(self.overrides, scope, wanted, asked_by, engines, self._clock.wall_s())
+        self.overrides, concerned = changed
+        for whom in concerned:
+            _log.info("speculation override", **whom, override=format_override(wanted), asked_by=asked_by)
+
+    def hold(self, kind: PartKind, name: str, held: Held) -> None:
+        """Keep work away from a part, or let it work again."""
+        part = Part(kind, name)
+        known = self._state.list_parts()
+        if part not in known:
+            names = ", ".join(sorted(str(other) for other in known))
+            raise RequestError(f"there is no {part}; there is: {names}", status=404, code="part_not_found")
+        self._post(events.PartHeld(part, Health(held) if held else None))
+
+    def explain(self, request_id: str) -> list[RouteView]:
+        """Return where a request went of late, its choices one after the other, each attempt; the last first."""
+        routes = self._state.router.book.find_routes(request_id, self._clock.monotonic_s())
+        if not routes:
+            text = f"nothing is known of a request {request_id}: it was refused, or others have come since"
+            raise RequestError(text, status=404, code="request_not_found")
+        return routes
+
     def _build_unknown(self, worker: str) -> RequestError:
-        there = [one.name for one in self._state.replicas.with_streams]
-        names = ", ".join(dict.fromkeys([*there, *self._state.standbys.list_names()]))
+        replicas = [replica.name for replica in self._state.replicas.with_streams]
+        names = ", ".join(dict.fromkeys([*replicas, *self._state.standbys.list_names()]))
         return RequestError(f"there is no worker {worker}; there is {names}", status=404, code="worker_not_found")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from device_profiles.device_load import DeviceLoad
-from orchestrator.daemon.control.steering_port import QuarantinedView, Steering
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DraftLoad, DraftReady
@@ -15,9 +14,8 @@ from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Delta, Gauges
 from policies.serving.canary import Figures, Interval, PromotionRule
 from policies.serving.failover.blame import LossKind
-from policies.serving.failover.health import Held, PartKind
-from policies.serving.overrides import EffectiveBound, OperatorBounds, Override
-from policies.serving.routing import RatedReplica, Route, RoutedRequest
+from policies.serving.overrides import EffectiveBound, OperatorBounds
+from policies.serving.routing import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,23 +213,6 @@ class DeviceView:
     age_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RouteView:
-    """Where a request was sent, and why there: the pair of a replica and the `draft` that proposes its tokens ("":
-    nothing does). `replica` is "" while none takes it. `attempt` counts from 1, and it was `age_s` ago. The request had
-    `prompt_tokens`, and so many `output_tokens` were expected of it. `rated`: all that was to choose from, the
-    cheapest first."""
-
-    request_id: str
-    attempt: int
-    age_s: float
-    replica: str
-    draft: str
-    reason: str
-    request: RoutedRequest
-    rated: tuple[RatedReplica, ...]
-
-
 TRIAL, PROMOTED, ROLLED_BACK = "trial", "promoted", "rolled_back"
 """The phases of a canary."""
 
@@ -352,36 +333,4 @@ class Control(Protocol):
         draining or failed (with retry_after_s), 429 when the queue is full, 400 when the worker refuses the
         request, 500 when it failed on it.
         """
-        ...
-
-
-class AdminControl(Control, Protocol):
-    """Control, and what only the operator may ask of it."""
-
-    @property
-    def steering(self) -> Steering:
-        """What the operator may do to requests, workers and drafters."""
-        ...
-
-    def override(self, wanted: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
-        """Set an override of speculation for a session (`user`), for an engine, or for all engines where neither is
-        named. None takes it back; where neither is named, everybody's. It holds for requests that start from now on.
-        Raises RequestError."""
-        ...
-
-    def hold(self, kind: PartKind, name: str, held: Held) -> None:
-        """Keep work away from a part, or let it work again. Raises RequestError 404 where there is no such part."""
-        ...
-
-    def explain(self, request_id: str) -> list[RouteView]:
-        """Return where a request went of late, its choices one after the other, each attempt; the last first. Raises
-        RequestError 404 where nothing is known of it."""
-        ...
-
-    def list_quarantined(self) -> list[QuarantinedView]:
-        """Return the requests that are refused for having ended workers, the last convicted first."""
-        ...
-
-    def release_quarantined(self, digests: Sequence[str]) -> list[str]:
-        """Let requests run again; returns those of them that were refused."""
         ...

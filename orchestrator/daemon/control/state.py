@@ -46,17 +46,16 @@ class RunningTotals:
         counts[2] += done.accepted
         counts[3] += delivered
         counts[4] += 1
-        told = done.accepted_per_position
-        if len(told) > len(positions):
-            positions.extend([0] * (len(told) - len(positions)))
-        for index, accepted in enumerate(told):
+        per_position = done.accepted_per_position
+        if len(per_position) > len(positions):
+            positions.extend([0] * (len(per_position) - len(positions)))
+        for index, accepted in enumerate(per_position):
             positions[index] += accepted
         for name, (drafted, accepted) in done.by_drafter.items():
             known = self._by_drafter.get(name, (0, 0))
             self._by_drafter[name] = (known[0] + drafted, known[1] + accepted)
 
     def sum_up(self) -> Totals:
-        """Return the totals as they are now."""
         if self._summed is not None:
             return self._summed
         before, (drafts, drafted, accepted, generated, rounds) = self._before, self._counts
@@ -85,12 +84,12 @@ def _add_positions(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]
 
 
 def _add_counts(counts: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for one in counts:
-        for name, (drafted, accepted) in one.items():
-            known = found.get(name, (0, 0))
-            found[name] = (known[0] + drafted, known[1] + accepted)
-    return found
+    sums: dict[str, tuple[int, int]] = {}
+    for drafter_counts in counts:
+        for name, (drafted, accepted) in drafter_counts.items():
+            known = sums.get(name, (0, 0))
+            sums[name] = (known[0] + drafted, known[1] + accepted)
+    return sums
 
 
 _MODEL = ("model_digest", "vocabulary_fingerprint", "exactness")
@@ -135,7 +134,8 @@ def effective_places(ready: Ready, gauges: Gauges | None) -> int:
 
 @dataclass(slots=True)
 class TargetState:
-    """The target's phase, and the last that its worker told. `ready` outlives a lost worker. `due_s`: when the next
+    """The target's phase, and the last that its worker told. `ready` outlives a lost worker; `serving`: its worker is
+    ready. `due_s`: when the next
     worker is started, or was; `start_s`: how long the last start took. `spent`: it was lost too often of late.
     `on_change` is called with each change that routing has to know of."""
 
@@ -146,75 +146,41 @@ class TargetState:
     due_s: float = 0.0
     start_s: float = 0.0
     on_change: Callable[[], object] = tell_nobody
-    _phase: str = field(default=STARTING, init=False)
-    _serving: bool = field(default=False, init=False)
-    _ready: Ready | None = field(default=None, init=False)
-    _gauges: Gauges | None = field(default=None, init=False)
+    phase: str = STARTING
+    serving: bool = False
+    ready: Ready | None = None
+    gauges: Gauges | None = None
     _running: RunningTotals = field(default_factory=lambda: RunningTotals(Totals()), init=False)
 
     @property
-    def phase(self) -> str:
-        """See the class."""
-        return self._phase
-
-    @phase.setter
-    def phase(self, phase: str) -> None:
-        self._phase = phase
-        self.on_change()
-
-    @property
-    def serving(self) -> bool:
-        """Whether its worker is ready."""
-        return self._serving
-
-    @serving.setter
-    def serving(self, serving: bool) -> None:
-        self._serving = serving
-        self.on_change()
-
-    @property
-    def ready(self) -> Ready | None:
-        """What its worker is; None before the first is ready."""
-        return self._ready
-
-    @ready.setter
-    def ready(self, ready: Ready | None) -> None:
-        self._ready = ready
-        self.on_change()
-
-    @property
-    def gauges(self) -> Gauges | None:
-        """What its worker said of its load last."""
-        return self._gauges
-
-    @gauges.setter
-    def gauges(self, gauges: Gauges | None) -> None:
-        self._gauges = gauges
-        self.on_change()
-
-    @property
     def totals(self) -> Totals:
-        """What its workers did so far."""
         return self._running.sum_up()
 
     @totals.setter
     def totals(self, totals: Totals) -> None:
         self._running = RunningTotals(totals)
 
-    def observe(self, event: Event, delivered: int = 0) -> None:
+    def observe_event(self, event: Event, delivered: int = 0) -> None:
         """Fold one event of the current worker. `delivered`: see fold_round."""
         match event:
             case RoundReport():
                 self._running.add_round(event, delivered)
             case Gauges():
                 self.gauges = event
+                self.on_change()
             case Ready():
                 self.ready, self.serving, self.spent = event, True, False
                 self.phase, self.detail = READY, ""
+                self.on_change()
             case Progress():
                 self.detail = format_progress(event)
             case _:
                 pass
+
+    def replace_ready(self, ready: Ready) -> None:
+        """The same worker is another one by now: it decodes by other options."""
+        self.ready = ready
+        self.on_change()
 
     def mark_worker_lost(self, cause: str) -> None:
         """The worker ended. What it said about load is void; a first start goes on being one."""
@@ -223,6 +189,7 @@ class TargetState:
         self.detail = cause
         if self.phase == READY:
             self.phase = RESTARTING
+        self.on_change()
 
     def mark_restarting(self, detail: str, due_s: float, *, spent: bool) -> None:
         """One more restart is under way."""
@@ -230,31 +197,17 @@ class TargetState:
         self.detail, self.due_s, self.spent = detail, due_s, spent
 
     def mark_failed(self, cause: str) -> None:
-        """Nothing more will be tried."""
-        self.phase, self.detail = FAILED, cause
-        self.serving = False
+        self.phase, self.detail, self.serving = FAILED, cause, False
+        self.on_change()
 
     def view(self, engine: int, streams: int, silent_s: float = 0.0, now_s: float = 0.0) -> ReplicaView:
-        """Return the state for people and metrics."""
         back_in_s = 0.0 if self.serving else max(0.0, self.due_s + self.start_s - now_s)
-        return ReplicaView(
-            engine,
-            self.name,
-            self._phase,
-            self.detail,
-            self.where or self.name,
-            self._ready,
-            self._gauges,
-            self._running.sum_up(),
-            streams,
-            silent_s if streams else 0.0,
-            self.spent,
-            back_in_s,
-        )
+        named = (engine, self.name, self.phase, self.detail, self.where or self.name)
+        figures = (self.ready, self.gauges, self._running.sum_up(), streams)
+        return ReplicaView(*named, *figures, silent_s if streams else 0.0, self.spent, back_in_s)
 
 
 def format_progress(progress: Progress) -> str:
-    """Return how far a preparation is, in a line."""
     return progress.stage if progress.fraction < 0 else f"{progress.stage} {progress.fraction:.0%}"
 
 
@@ -270,7 +223,7 @@ def whole(replicas: Sequence[ReplicaView], runtime: str, *, streams: int, uptime
         detail=detail,
         worker=", ".join(replica.worker for replica in replicas),
         runtime=runtime,
-        ready=next((one.ready for one in (first, *replicas) if one.ready is not None), None),
+        ready=next((replica.ready for replica in (first, *replicas) if replica.ready is not None), None),
         gauges=add_gauges([replica.gauges for replica in replicas if replica.gauges is not None]),
         totals=add_totals([replica.totals for replica in replicas]),
         streams=streams,
@@ -283,27 +236,26 @@ def _detail(first: ReplicaView, replicas: Sequence[ReplicaView]) -> str:
     if len(replicas) == 1 or all(replica.phase == READY for replica in replicas):
         return first.detail
     others = [
-        f"replica {one.engine} is {one.phase}{f': {one.detail}' * bool(one.detail)}"
-        for one in replicas
-        if one.phase != READY
+        f"replica {replica.engine} is {replica.phase}{f': {replica.detail}' * bool(replica.detail)}"
+        for replica in replicas
+        if replica.phase != READY
     ]
     serving = sum(replica.phase == READY for replica in replicas)
     return f"{serving} of {len(replicas)} replicas serve; {'; '.join(others)}"
 
 
 def add_totals(totals: Sequence[Totals]) -> Totals:
-    """Return the sums."""
     if len(totals) == 1:
         return totals[0]
     return Totals(
-        drafts=sum(one.drafts for one in totals),
-        drafted=sum(one.drafted for one in totals),
-        accepted=sum(one.accepted for one in totals),
-        accepted_per_position=reduce(_add_positions, (one.accepted_per_position for one in totals), ()),
-        generated=sum(one.generated for one in totals),
-        rounds=sum(one.rounds for one in totals),
-        restarts=sum(one.restarts for one in totals),
-        by_drafter=_add_counts([one.by_drafter for one in totals]),
+        drafts=sum(total.drafts for total in totals),
+        drafted=sum(total.drafted for total in totals),
+        accepted=sum(total.accepted for total in totals),
+        accepted_per_position=reduce(_add_positions, (total.accepted_per_position for total in totals), ()),
+        generated=sum(total.generated for total in totals),
+        rounds=sum(total.rounds for total in totals),
+        restarts=sum(total.restarts for total in totals),
+        by_drafter=_add_counts([total.by_drafter for total in totals]),
     )
 
 
@@ -318,8 +270,8 @@ def add_gauges(gauges: Sequence[Gauges]) -> Gauges | None:
     names = [name for name in Gauges.__struct_fields__ if name not in _NOT_COUNTS]
     read = attrgetter(*names)
     counts: dict[str, Any] = dict(zip(names, map(sum, zip(*map(read, gauges), strict=True)), strict=True))
-    drafters = [drafter for one in gauges for drafter in one.drafters]
-    deltas = {kind: delta for one in gauges for kind, delta in one.tolerance_deltas.items()}
-    warnings = [one for gauge in gauges for one in gauge.low_acceptance]
-    corrupt = list(dict.fromkeys(file for one in gauges for file in one.corrupt))
+    drafters = [drafter for gauge in gauges for drafter in gauge.drafters]
+    deltas = {kind: delta for gauge in gauges for kind, delta in gauge.tolerance_deltas.items()}
+    warnings = [warning for gauge in gauges for warning in gauge.low_acceptance]
+    corrupt = list(dict.fromkeys(file for gauge in gauges for file in gauge.corrupt))
     return Gauges(**counts, drafters=drafters, tolerance_deltas=deltas, low_acceptance=warnings, corrupt=corrupt)

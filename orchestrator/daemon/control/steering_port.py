@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import DrafterShare
+from policies.serving.routing import RatedReplica, RoutedRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundsView:
     """What some rounds in a row did for a request, the last of them `at_s` seconds after it came."""
 
@@ -19,6 +18,14 @@ class RoundsView:
     tokens: int
     drafted: int
     accepted: int
+
+    def add(self, more: RoundsView) -> None:
+        """Count the rounds behind them, too."""
+        self.at_s = more.at_s
+        self.rounds += more.rounds
+        self.tokens += more.tokens
+        self.drafted += more.drafted
+        self.accepted += more.accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,8 @@ class PartView:
 @dataclass(frozen=True, slots=True)
 class QuarantinedView:
     """A request that is refused, for it has ended workers. `digest` names the prompt, the grammar and the sampling but
-    for the seed; `request_id` is that of the one that was convicted, `cause` the last death. Times: since 1970."""
+    for the seed; `request_id` is that of the one that was convicted, `cause` the last death. Times: since 1970; inside
+    control by its clock."""
 
     digest: str
     request_id: str
@@ -99,43 +107,18 @@ class QuarantinedView:
     until_s: float
 
 
-class Steering(Protocol):
-    """What an operator may do to requests, workers and drafters. Each raises RequestError: 404 where there is no such
-    thing (it says what there is), 409 where it cannot be done now."""
+@dataclass(frozen=True, slots=True)
+class RouteView:
+    """Where a request was sent, and why there: the pair of a replica and the `draft` that proposes its tokens ("":
+    nothing does). `replica` is "" while none takes it. `attempt` counts from 1, and it was `age_s` ago. The request had
+    `prompt_tokens`, and so many `output_tokens` were expected of it. `rated`: all that was to choose from, the
+    cheapest first."""
 
-    def list_requests(self) -> list[RequestView]:
-        """Return the live requests, the oldest first."""
-        ...
-
-    def describe_requests(self, request_id: str) -> list[RequestView]:
-        """Return the choices of a request, live or ended of late; none where nothing is known of it."""
-        ...
-
-    def cancel(self, request_id: str) -> list[str]:
-        """End a live request with an error to its client; returns the ids of its choices."""
-        ...
-
-    def list_parts(self) -> list[PartView]:
-        """Return the devices, hosts and workers that there are."""
-        ...
-
-    def fail_over(self, worker: str, to: str) -> None:
-        """Let another replica, or a standby, go on with a worker's requests, and keep new ones from it."""
-        ...
-
-    def give_back(self, worker: str) -> None:
-        """Let a worker that was failed over have its requests again."""
-        ...
-
-    def list_drafters(self) -> list[DraftersView]:
-        """Return the drafters of each replica."""
-        ...
-
-    def choose_drafters(self, names: Sequence[str] | None, engine: int | None = None) -> None:
-        """Let only these drafters propose (none: nothing is proposed; None: as configured), for running requests, too.
-        `engine`: of this replica; None: of all."""
-        ...
-
-    def quarantine(self, request: str, duration_s: float) -> QuarantinedView:
-        """Refuse a request like this one, by its id or digest, for so long."""
-        ...
+    request_id: str
+    attempt: int
+    age_s: float
+    replica: str
+    draft: str
+    reason: str
+    request: RoutedRequest
+    rated: tuple[RatedReplica, ...]

@@ -8,44 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.daemon.control.actions import (
-    Action,
-    LogLine,
-    Notify,
-    TellLacking,
-    TellLoads,
-    TellRefused,
-    WakeAfter,
-)
+from orchestrator.daemon.control import events
+from orchestrator.daemon.control.actions import Action, LogLine, Notify, TellLacking, TellLoads, TellRefused, WakeAfter
 from orchestrator.daemon.control.control_state import State as State
-from orchestrator.daemon.control.events import (
-    ClusterFailed,
-    ClusterOpened,
-    ControlClosed,
-    ControlEvent,
-    DrainBegun,
-    DrainOver,
-    LoadObserved,
-    PartHeld,
-    QuarantineReleased,
-    RetuneAsked,
-    RolloutAsked,
-    RolloutDropped,
-    RulesChanged,
-    StreamClosed,
-    StreamOpened,
-    Woke,
-    WorkerEnded,
-    WorkerEnding,
-    WorkerSaid,
-    WorkersChosen,
-    WorkerStarted,
-)
 from orchestrator.daemon.control.health.health import Part
 from orchestrator.daemon.control.health.rules import give_up_if_hopeless, settle_once_ready, watch_health
 from orchestrator.daemon.control.replicas.fold_worker import fold_worker_event, lose_worker
 from orchestrator.daemon.control.replicas.replicas import Rank
-from orchestrator.daemon.control.streams.ends import end_streams
 from orchestrator.protocol.events import Failed
 from policies.serving.failover.health import Health
 
@@ -53,7 +22,7 @@ _OBSERVED = (Notify, TellLoads, TellLacking, TellRefused)
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
 
-def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
+def step(state: State, event: events.ControlEvent, now_s: float) -> list[Action]:
     """Fold an event into the state; returns what is to be done, in order. Observers come last: what they ask for then
     follows all of that. Raises RequestError where a stream cannot be opened; nothing has changed then.
 
@@ -69,7 +38,6 @@ def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
 
 
 def _follow_rules(state: State, actions: list[Action], now_s: float) -> None:
-    """Add what follows from the state as it is now."""
     if now_s >= state.loads.look_s:
         actions += state.loads.forget_stale(now_s)
     if state.rollout.under_way:
@@ -99,81 +67,76 @@ def _is_observed(action: Action) -> bool:
     return isinstance(action, _OBSERVED)
 
 
-def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
+def _fold(state: State, event: events.ControlEvent, now_s: float) -> list[Action]:
     """Fold an event. The most frequent ones come first."""
     match event:
-        case WorkerSaid() | WorkerStarted() | WorkerEnding() | WorkerEnded():
-            replica = state.replicas.find(event.worker)
+        case events.WorkerSaid() | events.WorkerStarted() | events.WorkerEnding() | events.WorkerEnded():
+            replica = state.replicas.find_by_worker(event.worker)
             if replica is None and (preparing := state.standbys.find_preparing(event.worker)) is not None:
                 return state.standbys.observe_preparing(preparing, event, now_s)
             if replica is None:
                 return _fold_draft_worker(state, event, now_s)
             return fold_worker_event(state, replica, event, now_s)
-        case StreamOpened():
+        case events.StreamOpened():
             state.streams.open(event.submit, event.overrides, now_s)
             return []
-        case StreamClosed():
-            stream = state.streams.find(event.stream)
+        case events.StreamClosed():
+            stream = state.streams.find_live(event.stream)
             return state.router.end(stream, now_s) if stream is not None else []
-        case RolloutAsked() | RolloutDropped() | RetuneAsked() | RulesChanged():
-            return _fold_change(state, event, now_s)
-        case QuarantineReleased():
+        case events.QuarantineReleased():
             state.blame.release(event.digests)
             return []
-        case LoadObserved():
+        case events.LoadObserved():
             return _fold_loads(state, event, now_s)
-        case Woke():
+        case events.Woke():
             _hear_workers(state, event.heard, now_s)
             return _end_hung(state, now_s)
-        case PartHeld():
+        case events.PartHeld():
             return _hold_part(state, event.part, event.state)
-        case WorkersChosen() | ClusterOpened() | ClusterFailed() | DrainBegun() | DrainOver() | ControlClosed():
-            return _fold_phase(state, event, now_s)
-        case _:
-            return state.steering.fold(event, now_s)
+    if isinstance(event, events.ChangeEvent):
+        return _fold_change(state, event, now_s)
+    if isinstance(event, events.PhaseEvent):
+        return _fold_phase(state, event, now_s)
+    return state.steering.fold(event, now_s)
 
 
-def _fold_draft_worker(
-    state: State, event: WorkerSaid | WorkerStarted | WorkerEnding | WorkerEnded, now_s: float
-) -> list[Action]:
+def _fold_draft_worker(state: State, event: events.WorkerEvent, now_s: float) -> list[Action]:
     """Something became of a draft worker. One whose model was replaced before it was loaded is started again."""
     life = state.drafts.find_life(event.worker)
-    said = event.event if isinstance(event, WorkerSaid) else None
-    if said is not None and life is not None and life.running and (why := state.identities.learn(life.spec, said)):
-        return life.end(Failed(why, restartable=True))
-    return state.drafts.observe(event, now_s)
+    if isinstance(event, events.WorkerSaid) and life is not None and life.running:
+        why = state.identities.learn(life.spec, event.event)
+        return life.end(Failed(why, restartable=True)) if why else state.drafts.observe_worker(event, now_s)
+    return state.drafts.observe_worker(event, now_s)
 
 
-def _fold_change(
-    state: State, event: RolloutAsked | RolloutDropped | RetuneAsked | RulesChanged, now_s: float
-) -> list[Action]:
+def _fold_change(state: State, event: events.ChangeEvent, now_s: float) -> list[Action]:
     """Other workers, other options of theirs, or other rules are wanted."""
     match event:
-        case RolloutAsked():
+        case events.RolloutAsked():
             chosen = (
                 [] if event.standbys is None else state.standbys.choose(event.standbys, state.standbys.rules, now_s)
             )
             if event.draft_pools is not None:
                 state.drafts.set_sizes(event.draft_pools)
             return [*chosen, *state.rollout.ask(event.targets, event.drafts)]
-        case RetuneAsked():
+        case events.RetuneAsked():
             return _ask_retune(state, event, now_s)
-        case RulesChanged():
+        case events.RulesChanged():
             return _change_rules(state, event)
-        case RolloutDropped():
+        case events.RolloutDropped():
             return state.rollout.drop()
 
 
-def _ask_retune(state: State, event: RetuneAsked, now_s: float) -> list[Action]:
+def _ask_retune(state: State, event: events.RetuneAsked, now_s: float) -> list[Action]:
     """Let replicas decode by other options, and have the draft workers and the standbys that go with these."""
     state.drafts.set_sizes(event.draft_pools)
-    replicas = [one for one in state.replicas.primary if not one.standby]
-    asked = state.retuning.ask(replicas, event.targets)
+    replicas = [replica for replica in state.replicas.primary if not replica.standby]
+    asking = state.retuning.ask(replicas, event.targets)
     chosen = state.standbys.choose(event.standbys, state.standbys.rules, now_s)
-    return [*asked, *chosen, *state.drafts.run_these(event.drafts)]
+    return [*asking, *chosen, *state.drafts.run_these(event.drafts)]
 
 
-def _change_rules(state: State, event: RulesChanged) -> list[Action]:
+def _change_rules(state: State, event: events.RulesChanged) -> list[Action]:
     state.around.take_figures(event.surroundings)
     state.blame.quarantine_s = event.quarantine_s
     state.standbys.rules = event.failover
@@ -181,15 +144,11 @@ def _change_rules(state: State, event: RulesChanged) -> list[Action]:
     return []
 
 
-def _fold_phase(
-    state: State,
-    event: WorkersChosen | ClusterOpened | ClusterFailed | DrainBegun | DrainOver | ControlClosed,
-    now_s: float,
-) -> list[Action]:
+def _fold_phase(state: State, event: events.PhaseEvent, now_s: float) -> list[Action]:
     """From nothing to serving, and from there to the end."""
     live = len(state.streams)
     match event:
-        case WorkersChosen():
+        case events.WorkersChosen():
             for engine, spec in enumerate(event.targets):
                 state.replicas.create(spec, engine, Rank.SERVING)
             state.router.allow_other_bits(event.failover.other_bits)
@@ -197,42 +156,43 @@ def _fold_phase(
                 *state.standbys.choose(event.standbys, event.failover, now_s),
                 *state.drafts.run_these(event.drafts),
             ]
-        case ClusterOpened():
+        case events.ClusterOpened():
             return [action for replica in state.replicas.serving for action in replica.life.begin()]
-        case ClusterFailed():
+        case events.ClusterFailed():
             for replica in state.replicas.serving:
                 replica.state.mark_failed(event.cause)
             return state.standbys.choose((), state.standbys.rules, now_s)
-        case DrainBegun():
+        case events.DrainBegun():
             state.draining = True
             text = "draining: %d streams are being finished, for %g s at most"
             return [LogLine("info", text, (live, event.timeout_s))]
-        case DrainOver():
+        case events.DrainOver():
             line = LogLine("warning", "drain timed out after %g s: %d streams are cut off", (event.timeout_s, live))
-            return [*([line] if live else []), *end_streams(state, _SHUTTING_DOWN, now_s)]
-        case ControlClosed():
+            return [*([line] if live else []), *state.router.end_all(_SHUTTING_DOWN, now_s)]
+        case events.ControlClosed():
             state.draining = True
             closed = [*state.standbys.close(), *state.drafts.close(), *state.replicas.close()]
-            return [*end_streams(state, _SHUTTING_DOWN, now_s), *closed]
+            return [*state.router.end_all(_SHUTTING_DOWN, now_s), *closed]
 
 
-def _fold_loads(state: State, event: LoadObserved, now_s: float) -> list[Action]:
+def _fold_loads(state: State, event: events.LoadObserved, now_s: float) -> list[Action]:
     """Take samples of devices in, and learn from the rounds that ran meanwhile."""
     queues: dict[str, int] = {}
     for device in event.samples:
-        behind = [state.streams.counts.get(one.name, 0) - one.places for one in state.fleet.list_on_device(device)]
+        here = state.fleet.list_on_device(device)
+        behind = [state.streams.counts.get(replica.name, 0) - replica.places for replica in here]
         queues[device] = sum(max(0, waiting) for waiting in behind)
-    told = state.loads.observe(event.samples, queues, now_s)
+    changes = state.loads.observe_samples(event.samples, queues, now_s)
     for device in event.samples:
         for replica in state.fleet.list_on_device(device):
             if replica.untold:
                 replica.learn(state.loads.explain_last_rounds(replica.spec))
-    return [*told, TellLoads(event.samples, state.loads.list_loads(event.samples))]
+    return [*changes, TellLoads(event.samples, state.loads.list_loads(event.samples))]
 
 
 def _hear_workers(state: State, heard: Sequence[int], now_s: float) -> None:
     for number in heard:
-        if (replica := state.replicas.find(number)) is not None:
+        if (replica := state.replicas.find_by_worker(number)) is not None:
             replica.life.heard_s = now_s
     for life in state.drafts.list_loading() if heard else ():
         if life.number in heard:
@@ -245,7 +205,7 @@ def _end_hung(state: State, now_s: float) -> list[Action]:
     for life, why in state.watch.find_hung(state.list_watched(), now_s):
         actions.append(LogLine("error", "%s hangs: %s; it is ended", (life.title, why)))
         actions += life.end(Failed(f"it hung: {why}", restartable=True, kind="hung"))
-        if (replica := state.replicas.find(life.number)) is not None:
+        if (replica := state.replicas.find_by_worker(life.number)) is not None:
             actions += lose_worker(state, replica, why, "hung", now_s)
     return actions
 

@@ -28,7 +28,7 @@ class RecallingControl:
     def use(self, service: DraftStoreService | None) -> DraftStoreService | None:
         """Look requests up there from now on, None: nowhere; returns the service of before, for the caller to close."""
         before, self._service = self._service, service
-        self._inner.draft_store_view = service.view if service is not None else None
+        self._inner.views.draft_store_view = service.view if service is not None else None
         return before
 
     def view(self) -> StateView:
@@ -69,4 +69,4 @@ class RecallingControl:
             service.remember(blocks, submit.prompt, answer)
         if submit.user:
             self._recent.keep(submit.owner, submit.user, answer)
-            self._inner.recent_outputs_view = self._recent.view
+            self._inner.views.recent_outputs_view = self._recent.view

@@ -57,7 +57,7 @@ def install_health_routes(app: FastAPI, targets: AdminTargets) -> None:
         missing: list[RequestError] = []
         for target in chosen:
             try:
-                target.control.hold(kind, name, body.state)
+                target.control.steering.hold(kind, name, body.state)
             except RequestError as error:
                 missing.append(error)
         if len(missing) == len(chosen):

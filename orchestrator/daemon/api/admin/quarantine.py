@@ -44,7 +44,9 @@ def install_quarantine_routes(app: FastAPI, targets: AdminTargets, deadly: Deadl
 
     @app.get("/admin/quarantine")
     async def status(model: str | None = None) -> dict[str, Any]:
-        groups = [(targets.label(target), target.control.list_quarantined()) for target in targets.choose(model)]
+        groups = [
+            (targets.label(target), target.control.steering.list_quarantined()) for target in targets.choose(model)
+        ]
         groups.append(({"model": ""} if targets.several else {}, list_deadly(model)))
         return {
             "quarantined": [{**dataclasses.asdict(held), **label} for label, convicts in groups for held in convicts]
@@ -66,7 +68,8 @@ def install_quarantine_routes(app: FastAPI, targets: AdminTargets, deadly: Deadl
     @app.post("/admin/quarantine/release")
     async def release(body: Release, request: Request) -> dict[str, Any]:
         known = {
-            target: [held.digest for held in target.control.list_quarantined()] for target in targets.choose(body.model)
+            target: [held.digest for held in target.control.steering.list_quarantined()]
+            for target in targets.choose(body.model)
         }
         bodies = [held.digest for held in list_deadly(body.model)]
         every = [*bodies, *(digest for digests in known.values() for digest in digests)]
@@ -77,7 +80,7 @@ def install_quarantine_routes(app: FastAPI, targets: AdminTargets, deadly: Deadl
         released: list[str] = []
         for target, digests in known.items():
             mine = [digest for digest in body.digests if digest in digests] if body.digests else digests
-            released += target.control.release_quarantined(mine)
+            released += target.control.steering.release_quarantined(mine)
         if deadly is not None:
             released += deadly.release([digest for digest in bodies if not body.digests or digest in body.digests])
         note_change(request.scope, f"released {', '.join(released) or 'nothing'}")

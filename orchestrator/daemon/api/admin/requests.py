@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.daemon.api.admin.targets import AdminTarget, AdminTargets
 from orchestrator.daemon.api.audit import note_change
-from orchestrator.daemon.control.port import RouteView, TrialView
-from orchestrator.daemon.control.steering_port import RequestView
+from orchestrator.daemon.control.port import TrialView
+from orchestrator.daemon.control.steering_port import RequestView, RouteView
 from orchestrator.errors import RequestError
 
 MOST_NAME = 256
@@ -74,7 +74,7 @@ def describe_trial(view: TrialView) -> dict[str, Any]:
 def _explain(target: AdminTarget, request_id: str) -> tuple[list[RouteView], list[RequestView]]:
     requests = target.control.steering.describe_requests(request_id)
     try:
-        return target.control.explain(request_id), requests
+        return target.control.steering.explain(request_id), requests
     except RequestError:
         if not requests:
             raise

@@ -119,7 +119,7 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "totals": totals_of(view.totals),
         "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
         "kv_moves": [{"engine": of, **dataclasses.asdict(moves)} for of, moves in view.kv_moves.items()],
-        "quarantined": len(control.list_quarantined()),
+        "quarantined": len(control.steering.list_quarantined()),
         "drafts": view.drafts,
         "replicas": view.replicas,
         "standbys": view.standbys,

@@ -57,7 +57,7 @@ def install_speculation_route(app: FastAPI, targets: AdminTargets) -> None:
             targets.choose_one(body.model, f"engine {body.engine}")
         chosen = targets.choose(body.model)
         for target in chosen:
-            target.control.override(override, body.asked_by, user=body.user, engine=body.engine)
+            target.control.steering.override(override, body.asked_by, user=body.user, engine=body.engine)
         first, *further = (
             {**targets.label(target), **describe_overrides(target.control.view(), target.trial)} for target in chosen
         )

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.daemon.api.acceptance import AcceptanceBounds
-from orchestrator.daemon.control.port import AdminControl
+from orchestrator.daemon.control.operator_desk import OperatorDesk
+from orchestrator.daemon.control.port import Control
 from orchestrator.daemon.control.rollout.canary import CanaryTrial
 from orchestrator.errors import RequestError
+
+
+class AdminControl(Control, Protocol):
+    """Control, and what only the operator may ask of it."""
+
+    @property
+    def steering(self) -> OperatorDesk: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,7 +89,8 @@ class DashboardState:
         routes: list[dict[str, Any]] = []
         for target in self._targets:
             try:
-                routes += [describe_route(route) | {"request_id": shown_id} for route in target.control.explain(own_id)]
+                own = target.control.steering.explain(own_id)
+                routes += [describe_route(route) | {"request_id": shown_id} for route in own]
             except RequestError:
                 continue
         if life is None and not routes:

@@ -48,12 +48,10 @@ class DraftShares:
         self.forget_links(replica)
 
     def drop_target(self, replica: str) -> None:
-        """A replica does not come back."""
         self._targets.pop(replica, None)
         self.forget_links(replica)
 
     def count_targets(self, draft: str) -> int:
-        """Return how many replicas know a draft."""
         return sum(draft in target.drafts for target in self._targets.values())
 
     def forget_links(self, replica: str) -> None:
@@ -72,7 +70,6 @@ class DraftShares:
         return self._assigned.get(draft, _NOBODY)
 
     def list_targets(self, worker: DraftWorker) -> list[str]:
-        """Return the replicas that a worker drafts for."""
         if worker.leaves:
             return []
         if self._targets_of is None:
@@ -86,7 +83,7 @@ class DraftShares:
         """Return those of them that say that they are connected to it."""
         if not worker.serving:
             return []
-        return [one for one in self.list_targets(worker) if worker.name in self._connected.get(one, ())]
+        return [replica for replica in self.list_targets(worker) if worker.name in self._connected.get(replica, ())]
 
     def attach(self, worker: DraftWorker, replicas: Iterable[str]) -> list[Action]:
         """Tell replicas' workers where a draft worker is, if it is ready."""
@@ -102,9 +99,9 @@ class DraftShares:
         for name, usable in pools.items():
             replicas = {key: target.host for key, target in self._targets.items() if name in target.drafts}
             known = before.get(name, {})
-            found = self._assigned[name] = assign_drafts(replicas, [worker.rate() for worker in usable], known)
+            assigned = self._assigned[name] = assign_drafts(replicas, [worker.rate() for worker in usable], known)
             fresh: dict[int, list[str]] = {}
-            for key, number in found.items():
+            for key, number in assigned.items():
                 if number != known.get(key):
                     self._disconnect(key, name)
                     fresh.setdefault(number, []).append(key)
@@ -113,8 +110,8 @@ class DraftShares:
         return actions
 
     def _disconnect(self, replica: str, draft: str) -> None:
-        there = self._connected.get(replica)
-        if there is not None:
-            there.discard(draft)
-            if not there:
+        connected = self._connected.get(replica)
+        if connected is not None:
+            connected.discard(draft)
+            if not connected:
                 del self._connected[replica]

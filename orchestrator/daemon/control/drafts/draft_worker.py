@@ -39,7 +39,6 @@ class DraftWorker:
 
     @property
     def serving(self) -> bool:
-        """True while it drafts."""
         return self._serving and self.life.running
 
     @property
@@ -49,7 +48,6 @@ class DraftWorker:
 
     @property
     def out_of_use(self) -> bool:
-        """True when it will not serve any more."""
         return self._phase == FAILED
 
     @property
@@ -71,7 +69,6 @@ class DraftWorker:
         return PoolWorker(self.number, host, self.serving, load.targets, load.busy, load.crowded, load.slowdown)
 
     def view(self, targets: Sequence[str], connected: Sequence[str]) -> DraftView:
-        """Return the state."""
         detail = "is not needed any more" if self.leaves else self._detail
         return DraftView(
             *(self.name, self._phase, detail, self._where, self.ready, self._restarts, self.number),
@@ -107,13 +104,11 @@ class DraftWorker:
         return self.life.end(why) if self.serving else []
 
     def observe_start(self, where: str, now_s: float) -> list[Action]:
-        """A new process is there; it is not ready yet."""
         self._where = where
         return self.life.observe_start(where, now_s)
 
-    def observe(self, event: Event, now_s: float) -> list[Action]:
-        """Its worker said something."""
-        actions = self.life.observe(event, now_s)
+    def observe_event(self, event: Event, now_s: float) -> list[Action]:
+        actions = self.life.observe_event(event, now_s)
         match event:
             case DraftReady():
                 self.ready, self._serving, self._load = event, True, None

@@ -21,7 +21,7 @@ from typing import Final
 from orchestrator.daemon.control.actions import Action, LogLine, WakeAfter
 from orchestrator.daemon.control.drafts.draft_shares import DraftShares
 from orchestrator.daemon.control.drafts.draft_worker import DraftWorker
-from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerSaid, WorkerStarted
+from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerEvent, WorkerSaid, WorkerStarted
 from orchestrator.daemon.control.port import DraftView
 from orchestrator.daemon.control.replicas.worker_life import WorkerLife, WorkerLives
 from orchestrator.daemon.control.state import tell_nobody
@@ -77,7 +77,7 @@ class DraftWorkers:
         self._changed = True
         wanted = _Wanted(self._choose_specs(specs))
         actions: list[Action] = []
-        for worker in sorted(self._workers.values(), key=lambda one: not self._shares.list_targets(one)):
+        for worker in sorted(self._workers.values(), key=lambda worker: not self._shares.list_targets(worker)):
             if worker.out_of_use or worker.leaves or not wanted.take(worker.life.spec):
                 actions += worker.life.close()
                 self._remove(worker)
@@ -119,10 +119,10 @@ class DraftWorkers:
 
     def find_life(self, worker: int) -> WorkerLife | None:
         """Return the life of the draft worker of this number; None where it is none of these."""
-        found = self._workers.get(worker)
-        return found.life if found is not None else None
+        draft_worker = self._workers.get(worker)
+        return draft_worker.life if draft_worker is not None else None
 
-    def observe(self, event: WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded, now_s: float) -> list[Action]:
+    def observe_worker(self, event: WorkerEvent, now_s: float) -> list[Action]:
         """Something became of a worker; nothing happens where it is none of these."""
         worker = self._workers.get(event.worker)
         if worker is None:
@@ -132,17 +132,15 @@ class DraftWorkers:
         self._note_loading(worker)
         return actions
 
-    def _fold(
-        self, worker: DraftWorker, event: WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded, now_s: float
-    ) -> list[Action]:
+    def _fold(self, worker: DraftWorker, event: WorkerEvent, now_s: float) -> list[Action]:
         match event:
             case WorkerStarted():
                 return worker.observe_start(event.where, now_s)
             case WorkerSaid():
-                told = worker.observe(event.event, now_s)
+                actions = worker.observe_event(event.event, now_s)
                 if isinstance(event.event, DraftReady):
-                    told += [*self._shares.attach(worker, self._shares.list_targets(worker)), *self._match_soon()]
-                return told
+                    actions += [*self._shares.attach(worker, self._shares.list_targets(worker)), *self._match_soon()]
+                return actions
             case WorkerEnding():
                 worker.life.observe_ending()
                 return self._match_soon()
@@ -179,7 +177,6 @@ class DraftWorkers:
 
     @property
     def loads(self) -> bool:
-        """True where a process is there that is not ready."""
         return bool(self._loading)
 
     def list_loading(self) -> list[WorkerLife]:
@@ -191,12 +188,12 @@ class DraftWorkers:
         return [worker.life.spec for worker in self._list_assigned(replica) if worker.serving]
 
     def views(self) -> tuple[DraftView, ...]:
-        """Return the state of each."""
         shares = self._shares
-        return tuple(one.view(shares.list_targets(one), shares.list_connected(one)) for one in self._workers.values())
+        return tuple(
+            worker.view(shares.list_targets(worker), shares.list_connected(worker)) for worker in self._workers.values()
+        )
 
     def close(self) -> list[Action]:
-        """End every draft worker. Idempotent."""
         self._closed = True
         return [action for worker in self._workers.values() for action in worker.life.close()]
 
@@ -214,13 +211,17 @@ class DraftWorkers:
         return wanted
 
     def _add(self, spec: WorkerSpec) -> DraftWorker:
-        there = self._named.setdefault(spec.name, {})
-        number = len(there) if len(there) not in there else next(one for one in count() if one not in there)
+        pool_workers = self._named.setdefault(spec.name, {})
+        number = (
+            len(pool_workers)
+            if len(pool_workers) not in pool_workers
+            else next(number for number in count() if number not in pool_workers)
+        )
         pool = self._pools[spec.name]
         several = pool.size is not None or len(pool.specs) > 1
         label = f"{spec.name} number {number}" if several else spec.name
         life = self._lives.create(spec, f"draft worker {label}")
-        worker = self._workers[life.number] = there[number] = DraftWorker(life, number, label)
+        worker = self._workers[life.number] = pool_workers[number] = DraftWorker(life, number, label)
         life.on_change = partial(self._note_loading, worker)
         self._fresh.append(worker)
         return worker
@@ -244,34 +245,32 @@ class DraftWorkers:
         """Return what follows from a pool's load, and when to look at it again."""
         workers = self._list_pool(name)
         rates = [worker.rate() for worker in workers]
-        found = follow_pool(pool.trend, size, rates, self._shares.count_targets(name), now_s)
-        pool.trend = found.trend
+        change = follow_pool(pool.trend, size, rates, self._shares.count_targets(name), now_s)
+        pool.trend = change.trend
         actions: list[Action] = []
-        if found.more > 0:
+        if change.more > 0:
             spec = pool.specs[len(workers) % len(pool.specs)]
             text = "draft %s is short of time with %d workers: one more is started"
             actions += [LogLine("info", text, (name, len(workers))), *self._add(spec).life.begin(), *self._match()]
-        elif found.more < 0:
+        elif change.more < 0:
             number = choose_leaver(rates, self._shares.find_assigned(name))
             leaver = next(worker for worker in workers if worker.number == number)
             leaver.leave_s = now_s + _LEAVE_S
             text = "draft worker %s, number %d, was not needed for %g s: it is ended"
             actions += [LogLine("info", text, (name, number, size.idle_s)), *self._match()]
-        return actions, found.look_s
+        return actions, change.look_s
 
     def _list_pool(self, name: str) -> list[DraftWorker]:
         return [worker for worker in self._named.get(name, {}).values() if not worker.leaves]
 
     def _find_assigned(self, draft: str, replica: str) -> DraftWorker | None:
-        """Return the worker of a draft that drafts for a replica."""
         number = self._shares.find_assigned(draft).get(replica)
         worker = self._named.get(draft, {}).get(number) if number is not None else None
         return worker if worker is not None and not worker.leaves else None
 
     def _list_assigned(self, replica: str) -> list[DraftWorker]:
-        """Return the workers that draft for a replica."""
-        found = [self._find_assigned(draft, replica) for draft in self._shares.drafts]
-        return [worker for worker in found if worker is not None]
+        workers = [self._find_assigned(draft, replica) for draft in self._shares.drafts]
+        return [worker for worker in workers if worker is not None]
 
     @property
     def _are_many(self) -> bool:
@@ -284,7 +283,7 @@ class DraftWorkers:
 
     def _match(self) -> list[Action]:
         self._unmatched = False
-        usable = {name: [one for one in self._list_pool(name) if not one.out_of_use] for name in self._pools}
+        usable = {name: [worker for worker in self._list_pool(name) if not worker.out_of_use] for name in self._pools}
         return self._shares.match(usable)
 
     def _schedule_look(self, look_s: float | None, now_s: float) -> list[Action]:
@@ -312,5 +311,4 @@ class _Wanted:
         return True
 
     def list_left(self) -> list[WorkerSpec]:
-        """Return those that nobody took."""
         return [spec for alike in self._specs.values() for spec in alike]

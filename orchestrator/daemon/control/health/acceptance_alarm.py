@@ -29,25 +29,25 @@ ADVICE: Mapping[Cause, str] = MappingProxyType(
 _log = get_logger(__name__)
 
 
-def tell_begun(replica: str, before: Gauges | None, now: Gauges) -> None:
+def log_new_episodes(replica: str, before: Gauges | None, now: Gauges) -> None:
     """Log the episodes that have begun since the state before. The user tag is the request's, and stays out."""
-    known = {_key(one) for one in before.low_acceptance} if before is not None else set()
-    for one in now.low_acceptance:
-        if _key(one) not in known:
+    known = {_key(warning) for warning in before.low_acceptance} if before is not None else set()
+    for warning in now.low_acceptance:
+        if _key(warning) not in known:
             _log.warning(
                 "low acceptance",
-                drafter=one.drafter,
+                drafter=warning.drafter,
                 replica=replica,
-                route=one.route,
-                one_user=bool(one.user),
-                acceptance=round(one.rate, 4),
-                upper=round(one.upper, 4),
-                threshold=one.threshold,
-                drafted=one.drafted,
-                cause=one.cause.value,
-                advice=ADVICE[one.cause],
+                route=warning.route,
+                one_user=bool(warning.user),
+                acceptance=round(warning.rate, 4),
+                upper=round(warning.upper, 4),
+                threshold=warning.threshold,
+                drafted=warning.drafted,
+                cause=warning.cause.value,
+                advice=ADVICE[warning.cause],
             )
 
 
-def _key(one: AcceptanceWarning) -> tuple[str, str, str]:
-    return (one.drafter, one.route, one.user)
+def _key(warning: AcceptanceWarning) -> tuple[str, str, str]:
+    return (warning.drafter, warning.route, warning.user)

@@ -15,16 +15,10 @@ from typing import Final
 
 import msgspec
 
+from orchestrator.daemon.control.steering_port import QuarantinedView
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit
-from policies.serving.failover.blame import (
-    Death,
-    LossKind,
-    convicts,
-    is_suspect,
-    probation_tokens,
-    weigh_suspicion,
-)
+from policies.serving.failover.blame import Death, LossKind, convicts, is_suspect, probation_tokens, weigh_suspicion
 
 _FORGET_S: Final = 3600.0
 _MOST_REMEMBERED: Final = 4096
@@ -43,20 +37,6 @@ def digest_request(submit: Submit) -> str:
     sampling = submit.sampling if not submit.sampling.seed else replace(submit.sampling, seed=0)
     packed = _ENCODER.encode((submit.prompt, sampling, submit.grammar, submit.min_tokens))
     return hashlib.blake2b(packed, digest_size=_DIGEST_BYTES).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """A request that is refused until `until_s`, by the clock. `request_id`: of the one that was convicted; `deaths`:
-    of workers; `cause`: of the last."""
-
-    digest: str
-    request_id: str
-    prompt_tokens: int
-    deaths: int
-    cause: str
-    since_s: float
-    until_s: float
 
 
 @dataclass(slots=True)
@@ -87,14 +67,12 @@ class Blame:
     _numbers: count[int] = field(default_factory=count)
     _records: dict[str, _Record] = field(default_factory=dict)
     _unproven: set[str] = field(default_factory=set)  # digests beside which no other request has had a token
-    _quarantine: dict[str, Quarantined] = field(default_factory=dict)
+    _quarantine: dict[str, QuarantinedView] = field(default_factory=dict)
 
     def number_death(self) -> int:
-        """Return the name of a death."""
         return next(self._numbers)
 
     def suspicion(self, digest: str) -> int:
-        """Return how suspicious a request is."""
         record = self._records.get(digest)
         return weigh_suspicion(record.deaths) if record is not None else 0
 
@@ -115,7 +93,7 @@ class Blame:
 
     def observe_progress(self, digest: str) -> None:
         """A request had a token: the device works, for whoever is suspected beside it."""
-        for other in [one for one in self._unproven if one != digest]:
+        for other in [unproven for unproven in self._unproven if unproven != digest]:
             self._unproven.discard(other)
             if (record := self._records.get(other)) is not None:
                 record.others_progress = True
@@ -127,50 +105,53 @@ class Blame:
 
     def observe_death(
         self, number: int, kind: LossKind, cause: str, running: Sequence[Witness], now_s: float
-    ) -> Quarantined | None:
+    ) -> QuarantinedView | None:
         """Count a death for the requests that ran there; returns the one that is convicted by it."""
         self._forget(now_s)
-        for one in running:
-            record = self._records.setdefault(one.digest, _Record(now_s))
+        for witness in running:
+            record = self._records.setdefault(witness.digest, _Record(now_s))
             record.last_s = now_s
-            record.deaths += (Death(number, kind, one.settled, one.alone),)
-            record.others_progress |= one.others_progress
+            record.deaths += (Death(number, kind, witness.settled, witness.alone),)
+            record.others_progress |= witness.others_progress
             if not record.others_progress:
-                self._unproven.add(one.digest)
-        for one in running:
-            record = self._records[one.digest]
-            if one.alone and convicts(record.deaths, others_progress=record.others_progress):
-                return self._convict(one, record, cause, now_s)
+                self._unproven.add(witness.digest)
+        for witness in running:
+            record = self._records[witness.digest]
+            if witness.alone and convicts(record.deaths, others_progress=record.others_progress):
+                return self._convict(witness, record, cause, now_s)
         return None
 
     def refuse_quarantined(self, submit: Submit, now_s: float) -> None:
         """Raise RequestError 422 where this request is in quarantine."""
         if not self._quarantine:
             return
-        found = self._quarantine.get(digest_request(submit))
-        if found is None:
+        quarantined = self._quarantine.get(digest_request(submit))
+        if quarantined is None:
             return
-        if found.until_s <= now_s:
-            self.release([found.digest])
+        if quarantined.until_s <= now_s:
+            self.release([quarantined.digest])
             return
-        raise refuse(found, now_s)
+        raise refuse(quarantined, now_s)
 
-    def list_quarantined(self, now_s: float) -> list[Quarantined]:
+    def list_quarantined(self, now_s: float) -> list[QuarantinedView]:
         """Return the requests that are refused, the last convicted first."""
-        return sorted((one for one in self._quarantine.values() if one.until_s > now_s), key=lambda one: -one.since_s)
+        standing = [request for request in self._quarantine.values() if request.until_s > now_s]
+        return sorted(standing, key=lambda request: -request.since_s)
 
-    def quarantine(self, digest: str, request_id: str, prompt_tokens: int, now_s: float, until_s: float) -> Quarantined:
+    def quarantine(
+        self, digest: str, request_id: str, prompt_tokens: int, now_s: float, until_s: float
+    ) -> QuarantinedView:
         """Refuse a request as an operator wants it, whatever it did."""
         self.observe_end(digest)
-        found = Quarantined(digest, request_id, prompt_tokens, 0, BY_OPERATOR, since_s=now_s, until_s=until_s)
-        self._quarantine[digest] = found
-        return found
+        quarantined = QuarantinedView(digest, request_id, prompt_tokens, 0, BY_OPERATOR, since_s=now_s, until_s=until_s)
+        self._quarantine[digest] = quarantined
+        return quarantined
 
     def release(self, digests: Iterable[str]) -> list[str]:
         """Let requests run again; returns those that were in quarantine."""
         return [digest for digest in digests if self._quarantine.pop(digest, None) is not None]
 
-    def _convict(self, witness: Witness, record: _Record, cause: str, now_s: float) -> Quarantined:
+    def _convict(self, witness: Witness, record: _Record, cause: str, now_s: float) -> QuarantinedView:
         """Quarantine a request, and clear all others of the deaths that it explains."""
         numbers = {death.number for death in record.deaths}
         self.explained |= numbers
@@ -180,13 +161,13 @@ class Blame:
             if not other.deaths:
                 self.observe_end(digest)
         submit = witness.submit
-        found = Quarantined(
+        quarantined = QuarantinedView(
             *(witness.digest, submit.request_id, len(submit.prompt), len(numbers), cause),
             since_s=now_s,
             until_s=now_s + self.quarantine_s,
         )
-        self._quarantine[witness.digest] = found
-        return found
+        self._quarantine[witness.digest] = quarantined
+        return quarantined
 
     def _forget(self, now_s: float) -> None:
         """Drop what is too old to be told from chance, or too much to keep."""
@@ -194,20 +175,15 @@ class Blame:
         over = max(0, len(self._records) - len(old) - _MOST_REMEMBERED)
         for digest in [*old, *sorted(set(self._records) - set(old), key=lambda d: self._records[d].last_s)[:over]]:
             self.observe_end(digest)
-        self.release([one.digest for one in self._quarantine.values() if one.until_s <= now_s])
+        self.release([request.digest for request in self._quarantine.values() if request.until_s <= now_s])
 
 
-def refuse(found: Quarantined, now_s: float) -> RequestError:
+def refuse(quarantined: QuarantinedView, now_s: float) -> RequestError:
     """Return the answer to a request that is in quarantine."""
-    minutes = max(1, round((found.until_s - now_s) / 60.0))
-    why = (
-        f"this request ended {found.deaths} worker processes, alone in the last"
-        if found.deaths
-        else "the operator of this server does not let this request run"
-    )
-    return RequestError(
-        f"{why}; it is refused for {minutes} minutes (`outrider quarantine release {found.digest}` lets it run again)",
-        status=422,
-        code="request_quarantined",
-        headers=NO_RETRY,
-    )
+    minutes = max(1, round((quarantined.until_s - now_s) / 60.0))
+    why = "the operator of this server does not let this request run"
+    if quarantined.deaths:
+        why = f"this request ended {quarantined.deaths} worker processes, alone in the last"
+    release = f"`outrider quarantine release {quarantined.digest}` lets it run again"
+    text = f"{why}; it is refused for {minutes} minutes ({release})"
+    return RequestError(text, status=422, code="request_quarantined", headers=NO_RETRY)

@@ -63,7 +63,6 @@ class Judgement:
 
     @property
     def refuses(self) -> bool:
-        """True where nothing new is to go there."""
         return self.state in REFUSES
 
     @property
@@ -97,15 +96,15 @@ class HealthBoard:
 
     def judge(self, parts: Iterable[Part], now_s: float, worker: str = "") -> Judgement:
         """Return the worst state of these parts, and of the worker of this name."""
-        found = [
+        judgements = [
             Judgement(breaker.judge(now_s), f"{part} is {_say(breaker, now_s)}")
             for part in (*parts, Part("worker", worker))
             if (breaker := self._breakers.get(part)) is not None
         ]
         slow = self._slow.get(worker)
         if slow is not None and slow.outlier:
-            found.append(Judgement(Health.SUSPECT, f"its rounds take {slow.ratio:.1f} times what is predicted"))
-        return min(found, key=lambda one: _WORST.index(one.state), default=_WELL)
+            judgements.append(Judgement(Health.SUSPECT, f"its rounds take {slow.ratio:.1f} times what is predicted"))
+        return min(judgements, key=lambda judgement: _WORST.index(judgement.state), default=_WELL)
 
     def wait_s(self, parts: Iterable[Part], now_s: float) -> float:
         """Return after how long a worker may be started on these parts."""
@@ -114,7 +113,6 @@ class HealthBoard:
     def observe_loss(
         self, worker: str, parts: Sequence[Part], kind: LossKind, failure: FailureKind, cause: str, now_s: float
     ) -> None:
-        """A worker on these parts was lost."""
         self._proven.pop(worker, None)
         slow = self._slow.pop(worker, None)
         if slow is not None and slow.outlier:
@@ -127,7 +125,6 @@ class HealthBoard:
             self._fail(part, weights.get(part.kind, 0.0), cause, now_s, proves=kind in PROVES)
 
     def observe_link(self, link: str, *, connected: bool, reason: str, now_s: float) -> None:
-        """A link came up or went down."""
         part = Part("link", link)
         if not connected:
             self._fail(part, _LINK_WEIGHT, reason, now_s)
@@ -138,8 +135,8 @@ class HealthBoard:
         """A worker on these parts finished a round. Enough tokens prove a half-open part."""
         if done.expected_ms:
             before = self._slow.get(worker, Slowness())
-            found = self._slow[worker] = before.observe(done.expected_ms, done.round_ms)
-            if found.outlier is not before.outlier:
+            slowness = self._slow[worker] = before.observe(done.expected_ms, done.round_ms)
+            if slowness.outlier is not before.outlier:
                 self._weigh_anew()
         if not self._breakers:
             return
@@ -184,16 +181,16 @@ class HealthBoard:
         return self._unwell
 
     def _weigh(self, now_s: float) -> None:
-        gone = [part for part, one in self._breakers.items() if _is_over(one, now_s)]
+        gone = [part for part, breaker in self._breakers.items() if _is_over(breaker, now_s)]
         for part in gone:
             del self._breakers[part]
-        found = {part: self.judge([part], now_s) for part in self._breakers}
+        judgements = {part: self.judge([part], now_s) for part in self._breakers}
         self._weighed = {
-            part: PartHealth(0.0 if one.refuses else SUSPECT_SHARE, one.why)
-            for part, one in found.items()
-            if one.state is not Health.HEALTHY
+            part: PartHealth(0.0 if judgement.refuses else SUSPECT_SHARE, judgement.why)
+            for part, judgement in judgements.items()
+            if judgement.state is not Health.HEALTHY
         }
-        slow = {Part("worker", worker) for worker, one in self._slow.items() if one.outlier}
+        slow = {Part("worker", worker) for worker, slowness in self._slow.items() if slowness.outlier}
         self._unwell = frozenset(slow.union(self._weighed))
         self.quiet = not self._breakers and not slow
         ends = [self._breakers[part].find_end(now_s) for part in self._weighed]
@@ -216,8 +213,8 @@ class HealthBoard:
         ]
         slow = [
             HealthView("worker", worker, Health.SUSPECT.value, self.judge((), now_s, worker).why, 0.0)
-            for worker, one in sorted(self._slow.items())
-            if one.outlier
+            for worker, slowness in sorted(self._slow.items())
+            if slowness.outlier
         ]
         return (*parts, *slow)
 

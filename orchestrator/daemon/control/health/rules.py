@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.daemon.control.actions import (
-    Action,
-    LogLine,
-    Settle,
-    TellHealth,
-    WakeAfter,
-)
+from orchestrator.daemon.control.actions import Action, LogLine, Settle, TellHealth, WakeAfter
 from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.replicas.replicas import has_lost_model
-from orchestrator.daemon.control.streams.ends import end_streams
 from policies.serving.failover.health import Health
 
 
@@ -23,13 +16,13 @@ def watch_health(state: State, now_s: float) -> list[Action]:
         on_it = state.fleet.list_on(part)
         for replica in on_it if not state.replicas.closed else []:
             actions += state.router.retire(replica, now_s)[1]
-        if not any(state.streams.counts[one.name] for one in on_it):
+        if not any(state.streams.counts[replica.name] for replica in on_it):
             state.health.hold(part, Health.CORDONED)
     known, state.unwell = state.unwell, state.health.weigh_parts(now_s)
     if known is state.unwell:
         return actions
-    shares = {part: one.share for part, one in state.unwell.items()}
-    if shares == {part: one.share for part, one in known.items()}:
+    shares = {part: health.share for part, health in state.unwell.items()}
+    if shares == {part: health.share for part, health in known.items()}:
         return actions
     refusing = [part for part, share in shares.items() if not share]
     fresh = [part for part in refusing if part not in known or known[part].share]
@@ -58,4 +51,4 @@ def give_up_if_hopeless(state: State, now_s: float) -> list[Action]:
 def _give_up(state: State, cause: str, now_s: float) -> list[Action]:
     """No replica will ever serve, unless a reload lets one load another model: drafts wait for that."""
     drafts = [] if any(map(has_lost_model, state.replicas.serving)) else state.drafts.close()
-    return [Settle(), *end_streams(state, f"the model has failed: {cause}", now_s), *drafts]
+    return [Settle(), *state.router.end_all(f"the model has failed: {cause}", now_s), *drafts]

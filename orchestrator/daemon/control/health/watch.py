@@ -40,11 +40,10 @@ class Watch:
         if now_s - self._due_s > _LATE_S:
             self.listens_s = now_s
         self._due_s = None
-        return [(one.life, why) for one in watched if (why := self._judge(one, now_s))]
+        return [(worker.life, why) for worker in watched if (why := self._judge(worker, now_s))]
 
     @property
     def scheduled(self) -> bool:
-        """Whether a look is due already."""
         return self._due_s is not None
 
     def schedule_look(self, now_s: float) -> float:
@@ -52,9 +51,9 @@ class Watch:
         self._due_s = now_s + TICK_S
         return TICK_S
 
-    def _judge(self, one: Watched, now_s: float) -> str:
-        pulse = one.life.pulse
-        silent_s = now_s - max(one.life.heard_s, self.listens_s, one.since_s)
-        expected_ms = max(one.life.round_ms, pulse.expected_ms if pulse is not None else 0.0)
-        silence = judge_silence(silent_s, expected_ms=expected_ms, loading=one.loading, patience_s=self.patience_s)
+    def _judge(self, worker: Watched, now_s: float) -> str:
+        pulse = worker.life.pulse
+        silent_s = now_s - max(worker.life.heard_s, self.listens_s, worker.since_s)
+        expected_ms = max(worker.life.round_ms, pulse.expected_ms if pulse is not None else 0.0)
+        silence = judge_silence(silent_s, expected_ms=expected_ms, loading=worker.loading, patience_s=self.patience_s)
         return silence or (judge_pulse(pulse) if pulse is not None else "")

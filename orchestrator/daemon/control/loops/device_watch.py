@@ -34,12 +34,12 @@ async def watch_devices(control: LoadObserver, others: Sequence[LoadObserver] = 
         workers = list(control.list_workers())
         strangers = [pid for other in others for pid in other.list_workers()]
         try:
-            found = await asyncio.to_thread(sampler.sample)
+            loads = await asyncio.to_thread(sampler.sample)
         except Exception as error:
             if not failed:
                 _log.warning("the devices of this host cannot be sampled: %s", error)
             failed = True
         else:
             failed = False
-            control.observe_load({f"{THIS_NODE}/{name}": load for name, load in found.items()})
+            control.observe_load({f"{THIS_NODE}/{name}": load for name, load in loads.items()})
         await asyncio.sleep(EVERY_S)

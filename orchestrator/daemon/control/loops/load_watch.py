@@ -31,18 +31,16 @@ class LoadWatch:
 
     def set_devices(self, devices: Sequence[Device]) -> None:
         """Compare these devices from now on: hosts have come or gone."""
-        self._planned = {one.id: self._planned.get(one.id, one.utilisation) for one in devices}
+        self._planned = {device.id: self._planned.get(device.id, device.utilisation) for device in devices}
         self._since_s = {name: since_s for name, since_s in self._since_s.items() if name in self._planned}
         self._devices = {}
-        for one in devices:
-            self._devices.setdefault(name_device_counters(one.id), []).append(one.id)
+        for device in devices:
+            self._devices.setdefault(name_device_counters(device.id), []).append(device.id)
 
     def knows(self, now_s: float) -> bool:
-        """Return whether somebody samples devices."""
         return self._known_s is not None and now_s - self._known_s < _KNOWN_FOR_S
 
-    def observe(self, loads: Mapping[str, DeviceLoad], now_s: float) -> None:
-        """Take in moving means, by "HOST/DEVICE"."""
+    def observe_means(self, loads: Mapping[str, DeviceLoad], now_s: float) -> None:
         self._known_s = now_s
         self._loads |= loads
         self._heard_s |= dict.fromkeys(loads, now_s)
@@ -59,8 +57,8 @@ class LoadWatch:
         """Return what has been otherwise than planned for long, in a line; "" where nothing has."""
         lasting = [device for device, since_s in self._since_s.items() if now_s - since_s >= self._lasts_s]
         return ", ".join(
-            f"other programs take {self._find_others(one):.0%} of {one} instead of {self._planned[one]:.0%}"
-            for one in sorted(lasting)
+            f"other programs take {self._find_others(device):.0%} of {device} instead of {self._planned[device]:.0%}"
+            for device in sorted(lasting)
         )
 
     def find_change(self, device: str) -> float:
@@ -69,7 +67,6 @@ class LoadWatch:
         return (1.0 - min(self._find_others(device), MOST_BUSY)) / (1.0 - planned)
 
     def list_loads(self) -> dict[str, DeviceLoad]:
-        """Return the loads as they are now."""
         return dict(self._loads)
 
     def settle(self) -> dict[str, DeviceLoad]:

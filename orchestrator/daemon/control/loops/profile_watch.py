@@ -24,13 +24,14 @@ class ProfileWatch:
         self.add(first)
 
     def add(self, first: PlanProposal) -> None:
-        """Know the options of another plan, too."""
-        self._measured.update({key_of(one): one for one in first.cluster.options if one.role is Role.TARGET})
+        self._measured.update(
+            {key_of(option): option for option in first.cluster.options if option.role is Role.TARGET}
+        )
         self._drifts = {key: self._drifts.get(key, Drift()) for key in self._measured}
 
     def renew(self, first: PlanProposal) -> None:
         """Know what is measured by now: what differs is compared anew."""
-        now = {key_of(one): one for one in first.cluster.options if one.role is Role.TARGET}
+        now = {key_of(option): option for option in first.cluster.options if option.role is Role.TARGET}
         for key, option in now.items():
             if option != self._measured.get(key):
                 self._drifts.pop(key, None)
@@ -38,10 +39,9 @@ class ProfileWatch:
         self.add(first)
 
     def ratio(self, key: Key) -> float:
-        """Return measured over predicted time."""
         return self._drifts[key].ratio
 
-    def observe(self, key: Key, shape: tuple[int, int, float], measured_ms: float) -> bool:
+    def observe_round(self, key: Key, shape: tuple[int, int, float], measured_ms: float) -> bool:
         """Take in a round of so many rows and sequences over such a context; True when the profile is to be marked."""
         if self._measured[key].source == "estimate":
             return False  # there is no profile that could be wrong

@@ -59,7 +59,6 @@ class Fleet:
         self._unwell_by: object = None
 
     def refresh(self) -> None:
-        """Take in what has changed."""
         changed, paced = self._replicas.changed, self._replicas.paced
         if changed:
             while changed:
@@ -74,7 +73,6 @@ class Fleet:
                     self.candidates.note_pace(replica)
 
     def count_stream(self, name: str, more: int) -> None:
-        """A replica has one stream more, or one fewer."""
         replica = self._replicas.find_named(name)
         if replica is None:
             return
@@ -153,22 +151,22 @@ class Fleet:
         return sorted(self._loading, key=place_of) if self._loading else []
 
     def list_busy(self) -> list[Replica]:
-        """Return those that decode streams."""
         self.refresh()
         return sorted(self._busy, key=place_of) if self._busy else []
 
     @property
     def works(self) -> bool:
-        """True where some replica loads or decodes."""
         return bool(self._busy or self._loading)
 
     def list_on(self, part: Part) -> list[Replica]:
         """Return those on a part that may have streams, in the order of their places."""
         self.refresh()
         if part.kind == "worker":
-            found = self._replicas.find_named(part.name)
-            return [found] if found is not None and found.rank in _WITH_STREAMS else []
-        return sorted((one for one in self._on_part.get(part, ()) if one.rank in _WITH_STREAMS), key=place_of)
+            replica = self._replicas.find_named(part.name)
+            return [replica] if replica is not None and replica.rank in _WITH_STREAMS else []
+        return sorted(
+            (replica for replica in self._on_part.get(part, ()) if replica.rank in _WITH_STREAMS), key=place_of
+        )
 
     def list_on_device(self, device: str) -> list[Replica]:
         """Return those on a device, as samples name it, in the order of their places."""
@@ -181,11 +179,11 @@ class Fleet:
         parts = self._health.find_unwell(now_s)
         if parts is not self._unwell_by:
             before, self._unwell_by = self._unwell, parts
-            self._unwell = {one for part in parts for one in self._list_with(part)}
+            self._unwell = {replica for part in parts for replica in self._list_with(part)}
             if self.candidates is not None:
-                for one in before | self._unwell:
-                    if one.standing.routed:
-                        self.candidates.put(one, self._judge(one, now_s))
+                for replica in before | self._unwell:
+                    if replica.standing.routed:
+                        self.candidates.put(replica, self._judge(replica, now_s))
         return self._unwell
 
     def _judge(self, replica: Replica, now_s: float) -> Health:
@@ -195,26 +193,26 @@ class Fleet:
 
     def _begin_or_end_narrowing(self) -> None:
         if self.candidates is not None:
-            self.candidates.close()
+            self.candidates.forget_all()
             self.candidates = None
             return
         self.candidates = Candidates(self._replicas, self._loads, self.paces)
         self._unwell_by = None  # their health is found anew
-        for one in self._replicas.with_streams:
-            self.candidates.put(one, Health.HEALTHY)
+        for replica in self._replicas.with_streams:
+            self.candidates.put(replica, Health.HEALTHY)
 
     def _list_with(self, part: Part) -> list[Replica]:
         if part.kind == "worker":
-            found = self._replicas.find_named(part.name)
-            return [found] if found is not None else []
+            replica = self._replicas.find_named(part.name)
+            return [replica] if replica is not None else []
         return list(self._on_part.get(part, ()))
 
     def _take(self, replica: Replica) -> None:
         """Take in what a replica is now, but for the number of its streams."""
-        there, rank, standing = self._replicas.has(replica), replica.rank, replica.standing
+        exists, rank, standing = self._replicas.has(replica), replica.rank, replica.standing
         ready, running = replica.state.serving, replica.life.running
-        may_have = there and rank in _WITH_STREAMS
-        watched = may_have or (there and rank in _WATCHED)
+        may_have = exists and rank in _WITH_STREAMS
+        watched = may_have or (exists and rank in _WATCHED)
         before = (standing.in_service, standing.failed, standing.ready, standing.serves)
         self._count(standing, -1)
         standing.in_service = may_have and rank is Rank.SERVING
@@ -276,7 +274,7 @@ def _list(where: dict[Replica, None], replica: Replica, *, listed: bool) -> None
 
 
 def _index(where: dict[_K, dict[Replica, None]], key: _K, replica: Replica, *, listed: bool) -> None:
-    there = where.setdefault(key, {})
-    _list(there, replica, listed=listed)
-    if not there:
+    replicas = where.setdefault(key, {})
+    _list(replicas, replica, listed=listed)
+    if not replicas:
         del where[key]

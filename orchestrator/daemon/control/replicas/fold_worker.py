@@ -5,22 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from orchestrator.daemon.control.actions import (
-    Action,
-    EndStream,
-    LogLine,
-    Notify,
-    TellGauges,
-    TellLacking,
-    TellRefused,
-)
+from orchestrator.daemon.control.actions import Action, EndStream, LogLine, Notify, TellGauges, TellLacking, TellRefused
 from orchestrator.daemon.control.control_state import State
-from orchestrator.daemon.control.events import (
-    WorkerEnded,
-    WorkerEnding,
-    WorkerSaid,
-    WorkerStarted,
-)
+from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerEvent, WorkerSaid, WorkerStarted
 from orchestrator.daemon.control.health.blame import NO_RETRY, refuse
 from orchestrator.daemon.control.replicas.replicas import ALIKE, Rank, Replica, compare
 from orchestrator.daemon.control.replicas.worker_life import NO_DEATH
@@ -49,17 +36,14 @@ _NOT_OF_ITS_PLACE = ("model_replaced", "storage", "network")  # another device o
 _HOST_TRIES = 2  # of a replica that is joining: nobody waits for a host that is not there
 
 
-def fold_worker_event(
-    state: State, replica: Replica, event: WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded, now_s: float
-) -> list[Action]:
-    """Something became of a replica's worker."""
+def fold_worker_event(state: State, replica: Replica, event: WorkerEvent, now_s: float) -> list[Action]:
     match event:
         case WorkerStarted():
             replica.observe_start(event.where, now_s)
             return replica.life.observe_start(event.where, now_s)
         case WorkerSaid():
             if not replica.life.running:  # it is being ended: whatever it had is somebody else's
-                return replica.life.observe(event.event, now_s)
+                return replica.life.observe_event(event.event, now_s)
             return _hear(state, replica, event.event, now_s)
         case WorkerEnding():
             replica.life.observe_ending()
@@ -68,24 +52,24 @@ def fold_worker_event(
             return _replace_worker(state, replica, event.cause, event.kind, now_s)
 
 
-def _hear(state: State, replica: Replica, said: Event, now_s: float) -> list[Action]:
+def _hear(state: State, replica: Replica, message: Event, now_s: float) -> list[Action]:
     """Fold what a replica's worker says that is not being ended."""
-    if isinstance(said, RoundReport):
-        state.loads.observe_round(replica.spec, said.device_ms)
-        replica.see_round(said, sampled=state.loads.samples(replica.device))
-        replica.life.hear_round(said.round_ms, now_s)
+    if isinstance(message, RoundReport):
+        state.loads.observe_round(replica.spec, message.device_ms)
+        replica.see_round(message, sampled=state.loads.samples(replica.device))
+        replica.life.hear_round(message.round_ms, now_s)
         if replica.rank in _NOT_SERVING:
-            replica.state.observe(said)
+            replica.state.observe_event(message)
             return []
-        return _fold_round(state, replica, said, now_s)
+        return _fold_round(state, replica, message, now_s)
     chosen: list[Action] = []
-    if why := state.identities.learn(replica.spec, said):
+    if why := state.identities.learn(replica.spec, message):
         return replica.life.end(Failed(why, restartable=True))
-    if isinstance(said, Ready):
-        replica.forget_prompts(said)
+    if isinstance(message, Ready):
+        replica.forget_prompts(message)
         replica.state.start_s = now_s - replica.state.due_s
-        chosen = state.steering.observe_ready(replica, said.drafting.drafters)
-    return [*replica.life.observe(said, now_s), *_fold_said(state, replica, said, now_s), *chosen]
+        chosen = state.steering.observe_ready(replica, message.drafting.drafters)
+    return [*replica.life.observe_event(message, now_s), *_fold_said(state, replica, message, now_s), *chosen]
 
 
 def _fold_said(state: State, replica: Replica, event: Event, now_s: float) -> list[Action]:
@@ -94,12 +78,12 @@ def _fold_said(state: State, replica: Replica, event: Event, now_s: float) -> li
         state.router.moves.endpoints[replica.worker] = event.endpoint
         return []
     if replica.rank in _NOT_SERVING:
-        replica.state.observe(event)
+        replica.state.observe_event(event)
         return state.standbys.observe_ready(replica) if isinstance(event, Ready) else []
     if isinstance(event, Ready):
         return _fold_ready(state, replica, event, now_s)
     before = replica.state.gauges
-    replica.state.observe(event)
+    replica.state.observe_event(event)
     match event:
         case Gauges():
             return [TellGauges(replica.name, before, event)]
@@ -141,20 +125,20 @@ def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float)
         deltas = [msgspec.structs.replace(delta, engine=replica.engine) for delta in done.deltas]
         done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
     state.health.observe_round(replica.name, replica.parts, done, now_s)
-    told: list[Action] = []
+    actions: list[Action] = []
     delivered = 0
     for delta in done.deltas:
-        one = state.streams.deliver(delta, now_s)
-        if one is not None:
-            told.append(one)
-            if one.delta.tokens:
-                delivered += len(one.delta.tokens)
-                replica.observe_progress(one.stream)
+        delivery = state.streams.deliver(delta, now_s)
+        if delivery is not None:
+            actions.append(delivery)
+            if delivery.delta.tokens:
+                delivered += len(delivery.delta.tokens)
+                replica.observe_progress(delivery.stream)
     state.replicas.count_for_successor(replica, done, delivered)
-    replica.state.observe(done, delivered)
-    told += state.streams.take_resumed()
-    told.append(Notify(done))
-    return told
+    replica.state.observe_event(done, delivered)
+    actions += state.streams.take_resumed()
+    actions.append(Notify(done))
+    return actions
 
 
 def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> list[Action]:
@@ -168,7 +152,7 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
             return actions + replica.life.end(refused)
     again = " again" if replica.state.phase != STARTING else ""
     replica.life.served = True
-    replica.state.observe(ready)
+    replica.state.observe_event(ready)
     held = state.streams.held
     streams = f", {held} held stream{'s' * (held > 1)} can go on" if held else ""
     values = (replica.name, again, replica.state.where, streams)
@@ -180,12 +164,12 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
 
 def _fold_retuned(state: State, replica: Replica, answer: Retuned) -> list[Action]:
     """A worker decodes by other options: draft workers are attached again, since it has other drafters."""
-    told = state.retuning.observe(replica, answer)
+    actions = state.retuning.observe_answer(replica, answer)
     if answer.ready is None:
-        return told
-    replica.state.ready = answer.ready
+        return actions
+    replica.state.replace_ready(answer.ready)
     chosen = state.steering.observe_ready(replica, answer.ready.drafting.drafters)
-    return [*told, *state.drafts.target_ready(replica.name, replica.worker, answer.ready), *chosen]
+    return [*actions, *state.drafts.target_ready(replica.name, replica.worker, answer.ready), *chosen]
 
 
 def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
@@ -222,11 +206,11 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     """A replica's worker is gone: another follows, or none can."""
     actions = lose_worker(state, replica, cause, kind, now_s)
     number = replica.death if replica.death is not None else NO_DEATH
-    hopeless = replica.rank is Rank.JOINING or not any(one.life.served for one in state.replicas.with_streams)
+    hopeless = replica.rank is Rank.JOINING or not any(replica.life.served for replica in state.replicas.with_streams)
     explained = state.blame.explained
     wait_s = state.health.wait_s(replica.parts, now_s)
     state.router.moves.endpoints.pop(replica.worker, None)
-    longest = max((len(one.submit.prompt) + one.submit.max_tokens for one in state.streams.live()), default=0)
+    longest = max((len(stream.submit.prompt) + stream.submit.max_tokens for stream in state.streams.live()), default=0)
     loss = replica.life.observe_end(
         *(cause, kind, now_s),
         number=number,
@@ -259,8 +243,8 @@ def _tell_planner(state: State, replica: Replica, why: str) -> list[Action]:
         return []
     if failed == "not_installed":
         return [TellLacking(replica.spec, why)]
-    served = [one for one in state.replicas.list_all() if one.life.served and one.device == replica.device]
-    if any(_find_runtime(one) == _find_runtime(replica) for one in served):
+    served = [other for other in state.replicas.list_all() if other.life.served and other.device == replica.device]
+    if any(_find_runtime(other) == _find_runtime(replica) for other in served):
         return []
     return [TellRefused(replica.spec, why)]
 
@@ -271,8 +255,8 @@ def _find_runtime(replica: Replica) -> object:
 
 def _build_refusal(event: Refused, stream: Stream) -> RequestError:
     if event.kind == "too_long":
-        asked = stream.submit
-        return ContextExceeded(event.most_tokens, len(asked.prompt), param=None, wanted_tokens=asked.max_tokens)
+        submit = stream.submit
+        return ContextExceeded(event.most_tokens, len(submit.prompt), param=None, wanted_tokens=submit.max_tokens)
     if event.kind == "invalid":
         return RequestError(event.message, status=400)
     if event.kind == "not_finite":

@@ -24,27 +24,24 @@ class ModelIdentities:
 
     @property
     def known(self) -> Mapping[str, ModelIdentity]:
-        """What was loaded first, by source."""
         return self._known
 
     def learn(self, spec: WorkerSpec, event: Event) -> str:
         """A worker of this spec said something: note what it has loaded first of all. Returns in what it differs from
         what it is to load, "" in nothing."""
-        told = list_told(event)
-        if not told:
+        identities = list_told(event)
+        if not identities:
             return ""
         wanted = list_pinned(spec.options)
-        for one in told:
-            if one.source not in wanted:
-                self._known.setdefault(one.source, one)
-        return describe_difference(told, self._known | wanted)
+        for identity in identities:
+            if identity.source not in wanted:
+                self._known.setdefault(identity.source, identity)
+        return describe_difference(identities, self._known | wanted)
 
     def pin(self, spec: WorkerSpec) -> WorkerSpec:
-        """Return how a worker is started by now."""
         return pin_spec(spec, self._known)
 
     def pin_options(self, options: Mapping[str, object]) -> dict[str, object]:
-        """Return the options of a worker by now."""
         return pin_options(options, self._known)
 
 
@@ -61,13 +58,15 @@ def list_told(event: Event) -> list[ModelIdentity]:
             return []
 
 
-def describe_difference(told: Sequence[ModelIdentity], wanted: Mapping[str, ModelIdentity]) -> str:
+def describe_difference(identities: Sequence[ModelIdentity], wanted: Mapping[str, ModelIdentity]) -> str:
     """Return which models are not what they are to be, in a line; "" where all are."""
-    found = [
-        f"{one.source} has the digest {one.digest} instead of {wanted[one.source].digest}"
-        for one in told
-        if one.source in wanted and wanted[one.source].digest != one.digest
+    differences = [
+        f"{identity.source} has the digest {identity.digest} instead of {wanted[identity.source].digest}"
+        for identity in identities
+        if identity.source in wanted and wanted[identity.source].digest != identity.digest
     ]
-    if not found:
+    if not differences:
         return ""
-    return f"its model was replaced before it was loaded: {'; '.join(found)}; the next worker loads what is served"
+    return (
+        f"its model was replaced before it was loaded: {'; '.join(differences)}; the next worker loads what is served"
+    )

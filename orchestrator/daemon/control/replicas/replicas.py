@@ -60,35 +60,6 @@ class Replica:
     which the last request went there.
     `on_change`, `on_pace` and `on_rank` are called with each change that routing has to know of."""
 
-    __slots__ = (
-        "_alike",
-        "_draft",
-        "_drafted_by",
-        "_expected_pace",
-        "_kind",
-        "_paces",
-        "_rank",
-        "_ready_read",
-        "busy_s",
-        "death",
-        "device",
-        "engine",
-        "life",
-        "name",
-        "on_change",
-        "on_pace",
-        "on_rank",
-        "parts",
-        "prefixes",
-        "progressed",
-        "runs",
-        "standby",
-        "standing",
-        "state",
-        "taken_by",
-        "untold",
-    )
-
     def __init__(
         self, life: WorkerLife, name: str, engine: int, state: TargetState, rank: Rank, standby: bool = False
     ) -> None:
@@ -121,7 +92,6 @@ class Replica:
 
     @property
     def rank(self) -> Rank:
-        """What it is there for."""
         return self._rank
 
     @rank.setter
@@ -131,7 +101,6 @@ class Replica:
 
     @property
     def paces(self) -> PairPaces:
-        """What it takes for a token."""
         return self._paces
 
     @paces.setter
@@ -141,17 +110,14 @@ class Replica:
 
     @property
     def worker(self) -> int:
-        """The number of its worker in events and actions."""
         return self.life.number
 
     @property
     def spec(self) -> WorkerSpec:
-        """What its workers are started from."""
         return self.life.spec
 
     @property
     def serving(self) -> bool:
-        """True while its worker decodes."""
         return self.life.running and self.state.serving
 
     def observe_progress(self, stream: str) -> None:
@@ -160,13 +126,11 @@ class Replica:
             self.progressed.add(stream)
 
     def observe_start(self, where: str, now_s: float) -> None:
-        """Another worker is there."""
         self.runs, self.progressed, self.death = 0, set(), None
         self.state.where, self.state.due_s = where, now_s
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What decides its tokens (control.state.kind_of)."""
         self._read_ready()
         return self._kind
 
@@ -178,7 +142,6 @@ class Replica:
 
     @property
     def expected_pace(self) -> ReplicaPace:
-        """Its pace by its own profile."""
         self._read_ready()
         return self._expected_pace
 
@@ -191,16 +154,14 @@ class Replica:
         device, expected = ready.device, ready.expected_rounds
         formats = (device.adapter, device.full_name, ready.precision.weights)
         self._alike = (*formats, str(len(device.cores)), *ready.shards.layers)
-        self._expected_pace = (
-            expect_pace(
+        self._expected_pace = ReplicaPace()
+        if expected is not None:
+            self._expected_pace = expect_pace(
                 places=ready.slots,
                 alone_ms=expected.alone_ms,
                 full_ms=expected.full_ms,
                 prefill_ms=expected.prefill_row_ms,
             )
-            if expected is not None
-            else ReplicaPace()
-        )
 
     @property
     def draft(self) -> str:
@@ -251,7 +212,6 @@ class Replica:
 
     @property
     def places(self) -> int:
-        """How many streams it decodes at a time."""
         ready = self.state.ready
         return effective_places(ready, self.state.gauges) if ready is not None else 1
 
@@ -283,8 +243,8 @@ class Replicas:
         known = self._ranked.get(ranks)
         if known is None:
             key = ranks.index
-            found = [replica for replica in self._by_worker.values() if replica.rank in ranks]
-            known = self._ranked[ranks] = sorted(found, key=lambda replica: (key(replica.rank), replica.engine))
+            ranked = [replica for replica in self._by_worker.values() if replica.rank in ranks]
+            known = self._ranked[ranks] = sorted(ranked, key=lambda replica: (key(replica.rank), replica.engine))
         return known
 
     @property
@@ -308,16 +268,13 @@ class Replicas:
         """Return all replicas, of whatever rank, in the order in which they came."""
         return list(self._by_worker.values())
 
-    def find(self, worker: int) -> Replica | None:
-        """Return the replica whose worker has this number."""
+    def find_by_worker(self, worker: int) -> Replica | None:
         return self._by_worker.get(worker)
 
     def find_named(self, name: str) -> Replica | None:
-        """Return the replica of this name."""
         return self._by_name.get(name)
 
     def has(self, replica: Replica) -> bool:
-        """Return whether a replica is still there."""
         return self._by_worker.get(replica.worker) is replica
 
     def create(self, spec: WorkerSpec, engine: int, rank: Rank) -> Replica:
@@ -334,7 +291,6 @@ class Replicas:
         return replica
 
     def create_life(self, spec: WorkerSpec, title: str) -> WorkerLife:
-        """Return a place for a worker that is no replica."""
         return self._lives.create(spec, title)
 
     def dismiss(self, replica: Replica) -> list[Action]:
@@ -356,11 +312,9 @@ class Replicas:
         self._primary = self._engines = None
 
     def are_gone(self, replicas: Collection[Replica]) -> bool:
-        """True when all of these are forgotten."""
         return not any(replica.worker in self._by_worker for replica in replicas)
 
     def close(self) -> list[Action]:
-        """End all of them. Idempotent."""
         self.closed = True
         for replica in self._by_worker.values():
             if replica.life.stage is Stage.IDLE and replica.state.phase != FAILED:
@@ -381,13 +335,13 @@ class Replicas:
         if replica.rank is Rank.RETIRING:
             successor = self._successor(replica)
             if successor is not None:
-                successor.state.observe(done, delivered)
+                successor.state.observe_event(done, delivered)
             else:
                 self.gone = fold_round(self.gone, done, delivered)
 
     def _successor(self, old: Replica) -> Replica | None:
         if self._engines is None:
-            self._engines = {one.engine: one for one in reversed(self.serving)}
+            self._engines = {replica.engine: replica for replica in reversed(self.serving)}
         return self._engines.get(old.engine)
 
 
@@ -399,7 +353,7 @@ def has_lost_model(replica: Replica) -> bool:
 def unlike_any(ready: Ready, others: Sequence[Replica]) -> str:
     """Return in what a worker differs from the first of others that is known, so that its tokens may too; "" in
     nothing."""
-    known = next((one.state.ready for one in others if one.state.ready is not None), None)
+    known = next((replica.state.ready for replica in others if replica.state.ready is not None), None)
     return unlike(ready, known) if known is not None else ""
 
 
@@ -409,10 +363,10 @@ def compare(replica: Replica, ready: Ready, others: Sequence[Replica]) -> tuple[
         known = other.state.ready
         if other is replica or known is None or other.state.phase == FAILED:
             continue
-        told: list[Action] = []
+        warnings: list[Action] = []
         mine, theirs = ready.device.full_name, known.device.full_name
         if mine != theirs and not ready.precision.class_fingerprint:
             text = "%s runs on %s and %s on %s: tokens are the same to the bit on processors of one kind only"
-            told = [LogLine("warning", text, (replica.name, mine, other.name, theirs))]
-        return unlike(ready, known), told
+            warnings = [LogLine("warning", text, (replica.name, mine, other.name, theirs))]
+        return unlike(ready, known), warnings
     return "", []

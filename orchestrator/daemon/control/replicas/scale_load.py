@@ -28,10 +28,10 @@ class SeenReplicas:
 def measure_load(state: State, now_s: float) -> SeenReplicas:
     """Return how much the replicas have to do now."""
     replicas = state.replicas.primary
-    seen = tuple(_measure_replica(state, one, now_s) for one in replicas)
-    held = len(state.streams) - sum(one.streams for one in seen)
-    late = next((told for one in replicas if (told := _find_late(one, held))), "")
-    return SeenReplicas(ScaleLoad(seen, held, late), {one.name: one.spec for one in replicas})
+    seen = tuple(_measure_replica(state, replica, now_s) for replica in replicas)
+    held = len(state.streams) - sum(replica.streams for replica in seen)
+    late = next((reason for replica in replicas if (reason := _find_late(replica, held))), "")
+    return SeenReplicas(ScaleLoad(seen, held, late), {replica.name: replica.spec for replica in replicas})
 
 
 def _measure_replica(state: State, replica: Replica, now_s: float) -> ScaledReplica:

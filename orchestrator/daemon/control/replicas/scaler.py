@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-import msgspec
-
 from orchestrator.clock import Clock
-from orchestrator.daemon.control.loops.plan_keeper import PlanExecutor, PlanKeeper
+from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
+from orchestrator.daemon.control.loops.planner_port import PlanExecutor
 from orchestrator.daemon.control.port import ScaleView
 from orchestrator.daemon.control.replicas.scale_load import SeenReplicas
+from orchestrator.daemon.control.rollout.replica_diff import leave_name
 from orchestrator.errors import OutriderError
 from orchestrator.planning.wanted import ReplicaDemand
 from orchestrator.protocol.contract import WorkerSpec
@@ -67,13 +67,12 @@ class ReplicaScaler:
 
     def view(self) -> ScaleView:
         """Return how many replicas there are and are to be, and why."""
-        there = self._measure().load.present
-        ready = sum(one.serving for one in there)
+        replicas = self._measure().load.present
+        ready = sum(replica.serving for replica in replicas)
         bounds = (self._bounds.least, self._bounds.most)
-        return ScaleView(self._wanted, len(there), ready, *bounds, self._why, self._last)
+        return ScaleView(self._wanted, len(replicas), ready, *bounds, self._why, self._last)
 
     async def run(self) -> None:
-        """Look each second, for ever."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
@@ -88,16 +87,16 @@ class ReplicaScaler:
         seen = replace(seen, load=replace(seen.load, room=room, no_room=why_none))
         if self._runner.mark != self._mark:
             self._mark, self._trend = self._runner.mark, self._trend.forget_failures()
-        found = follow_load(self._trend, self._bounds, seen.load, self._clock.monotonic_s())
-        self._trend, self._wanted, self._why = found.trend, found.wanted, found.why
-        if found.more > 0:
-            await self._grow(seen, found)
-        elif found.more < 0:
-            await self._shrink(seen, found)
+        change = follow_load(self._trend, self._bounds, seen.load, self._clock.monotonic_s())
+        self._trend, self._wanted, self._why = change.trend, change.wanted, change.why
+        if change.more > 0:
+            await self._grow(seen, change)
+        elif change.more < 0:
+            await self._shrink(seen, change)
 
-    async def _grow(self, seen: SeenReplicas, found: ScaleChange) -> None:
+    async def _grow(self, seen: SeenReplicas, change: ScaleChange) -> None:
         before, begun_s = len(seen.load.present), self._clock.monotonic_s()
-        _log.info("load asks for one more replica, %d -> %d: %s", before, found.wanted, found.why)
+        _log.info("load asks for one more replica, %d -> %d: %s", before, change.wanted, change.why)
         failed = await self._runner.run_more(seen)
         now_s = self._clock.monotonic_s()
         if failed:
@@ -107,14 +106,14 @@ class ReplicaScaler:
             _log.warning("there is no replica more: %s; tried again in %g s", failed, round(pause_s))
             return
         self._trend = self._trend.forget_failures()
-        self._last = f"{before} -> {found.wanted} in {now_s - begun_s:.1f} s: {found.why}"
-        _log.info("%d replicas serve, after %.1f s", found.wanted, now_s - begun_s)
+        self._last = f"{before} -> {change.wanted} in {now_s - begun_s:.1f} s: {change.why}"
+        _log.info("%d replicas serve, after %.1f s", change.wanted, now_s - begun_s)
 
-    async def _shrink(self, seen: SeenReplicas, found: ScaleChange) -> None:
+    async def _shrink(self, seen: SeenReplicas, change: ScaleChange) -> None:
         before = len(seen.load.replicas)
-        _log.info("one replica is not needed, %d -> %d: %s", before, before - 1, found.why)
+        _log.info("one replica is not needed, %d -> %d: %s", before, before - 1, change.why)
         failed = await self._runner.run_fewer(seen)
-        self._last = failed or f"{before} -> {before - 1}: {found.why}"
+        self._last = failed or f"{before} -> {before - 1}: {change.why}"
         if failed:
             _log.warning("all replicas stay: %s", failed)
 
@@ -140,14 +139,12 @@ class PlannedReplicas:
         return self._bounds.most, ""
 
     async def run_more(self, seen: SeenReplicas) -> str:
-        """See ReplicaRunner."""
         count, least = len(self._keeper.proposal.plan.replicas), self._bounds.least
         return await self._keeper.scale(
             ReplicaDemand(max(count, least), max(count + 1, least), max(seen.load.requests, count + 1))
         )
 
     async def run_fewer(self, seen: SeenReplicas) -> str:
-        """See ReplicaRunner."""
         left = max(1, len(self._keeper.proposal.plan.replicas) - 1)
         return await self._keeper.scale(ReplicaDemand(left, left, seen.load.requests))
 
@@ -164,7 +161,6 @@ class PlacedReplicas:
         self._why_none = why_none
 
     def set_places(self, specs: Sequence[WorkerSpec]) -> None:
-        """There are these places now."""
         self._specs = list(specs)
 
     @property
@@ -177,12 +173,10 @@ class PlacedReplicas:
         return len(seen.load.present) + len(self._list_free(seen)), self._why_none
 
     async def run_more(self, seen: SeenReplicas) -> str:
-        """See ReplicaRunner."""
-        left = [seen.specs[one.name] for one in seen.load.present]
+        left = [seen.specs[replica.name] for replica in seen.load.present]
         return await self._run([*left, self._list_free(seen)[0]])
 
     async def run_fewer(self, seen: SeenReplicas) -> str:
-        """See ReplicaRunner."""
         leaver = choose_leaver(seen.load.replicas)
         return await self._run([spec for name, spec in seen.specs.items() if name != leaver])
 
@@ -195,19 +189,14 @@ class PlacedReplicas:
 
     def _list_free(self, seen: SeenReplicas) -> list[WorkerSpec]:
         free = list(self._specs)
-        for spec in map(_nameless, seen.specs.values()):
-            taken = next((one for one in free if _nameless(one) == spec), None)
+        for spec in map(leave_name, seen.specs.values()):
+            taken = next((place for place in free if leave_name(place) == spec), None)
             if taken is not None:
                 free.remove(taken)
         return free
 
 
-def _nameless(spec: WorkerSpec) -> WorkerSpec:
-    return msgspec.structs.replace(spec, name="")
-
-
 async def end_scaling(task: asyncio.Task[None]) -> None:
-    """End a scaler's task, and a change that is under way."""
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

@@ -18,12 +18,12 @@ _STARTS_IN_VAIN = 2
 
 def list_wanted(view: StateView) -> list[ReplicaView]:
     """Return the replicas that are to serve: those of the plan, or of cluster.yaml."""
-    return [one for one in view.replicas if not one.standby]
+    return [replica for replica in view.replicas if not replica.standby]
 
 
 def list_missing(view: StateView) -> list[ReplicaView]:
     """Return those of the wanted replicas that do not serve, for whatever reason."""
-    return [one for one in list_wanted(view) if one.phase != READY]
+    return [replica for replica in list_wanted(view) if replica.phase != READY]
 
 
 def is_out(replica: ReplicaView) -> bool:
@@ -39,8 +39,10 @@ def describe_missing(replica: ReplicaView) -> str:
 
 def list_missing_of_plan(replicas: Iterable[ReplicaView], places: Mapping[int, int]) -> tuple[MissingReplica, ...]:
     """Return the replicas of a plan that are out. `places`: the number in the plan of each replica, by its own."""
-    out = {places[one.engine]: one for one in replicas if one.engine in places and is_out(one)}
-    return tuple(MissingReplica(number, one.name, describe_missing(one)) for number, one in sorted(out.items()))
+    out = {places[replica.engine]: replica for replica in replicas if replica.engine in places and is_out(replica)}
+    return tuple(
+        MissingReplica(number, replica.name, describe_missing(replica)) for number, replica in sorted(out.items())
+    )
 
 
 def judge_workers(
@@ -48,8 +50,8 @@ def judge_workers(
 ) -> list[HealthView]:
     """Return the workers that are out, by name, as parts that are not healthy. `replicas` with the standbys;
     `refused`: why standbys may not serve, by their names."""
-    out = [(one.name, one.phase, one.detail) for one in replicas if is_out(one)]
-    out += [(_name_draft(one, drafts), one.phase, one.detail) for one in drafts if one.phase == FAILED]
+    out = [(replica.name, replica.phase, replica.detail) for replica in replicas if is_out(replica)]
+    out += [(_name_draft(draft, drafts), draft.phase, draft.detail) for draft in drafts if draft.phase == FAILED]
     out += [(name, FAILED, why) for name, why in refused.items()]
     return [
         HealthView("worker", name, FAILED if phase == FAILED else Health.OPEN.value, why, 0.0)
@@ -58,5 +60,5 @@ def judge_workers(
 
 
 def _name_draft(draft: DraftView, drafts: Sequence[DraftView]) -> str:
-    several = sum(one.name == draft.name for one in drafts) > 1
+    several = sum(other.name == draft.name for other in drafts) > 1
     return f"{draft.name} {draft.number}" if several else draft.name

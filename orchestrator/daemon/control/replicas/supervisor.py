@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from orchestrator.daemon.control.actions import StartWorker, StopWorker
-from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerSaid, WorkerStarted
+from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerEvent, WorkerSaid, WorkerStarted
 from orchestrator.daemon.control.replicas.worker_life import STOP_GRACE_S
 from orchestrator.errors import WorkerError
 from orchestrator.protocol.commands import Command
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _UNTOLD: Final[LossKind] = "crashed"
 
 Sleep = Callable[[float], Awaitable[None]]
-Post = Callable[[WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded], None]
+Post = Callable[[WorkerEvent], None]
 
 
 class Supervisor:
@@ -28,7 +28,11 @@ class Supervisor:
     a spec what is known by the time that its worker starts."""
 
     def __init__(
-        self, cluster: Cluster, sleep: Sleep, post: Post, complete: Callable[[WorkerSpec], WorkerSpec] = lambda one: one
+        self,
+        cluster: Cluster,
+        sleep: Sleep,
+        post: Post,
+        complete: Callable[[WorkerSpec], WorkerSpec] = lambda spec: spec,
     ) -> None:
         self._cluster = cluster
         self._sleep = sleep
@@ -37,25 +41,21 @@ class Supervisor:
         self._followed: dict[int, _Followed] = {}
 
     def start(self, order: StartWorker) -> None:
-        """Begin to start a worker; returns at once."""
         followed = self._followed[order.worker] = _Followed()
         followed.task = asyncio.create_task(self._follow(order, followed), name=f"follow {order.title}")
 
     def send(self, worker: int, command: Command) -> None:
-        """Pass a command on to a worker, if there is one."""
         followed = self._followed.get(worker)
         if followed is not None and followed.worker is not None:
             followed.worker.send(command)
 
     def stop(self, order: StopWorker) -> None:
-        """Begin to end a worker; returns at once."""
         followed = self._followed.get(order.worker)
         if followed is not None and followed.ending is None:
             followed.ending = asyncio.create_task(self._end(order, followed), name=f"end worker {order.worker}")
 
     async def wait_ended(self) -> None:
-        """Wait until no worker is left."""
-        while tasks := [task for one in self._followed.values() if (task := one.ending or one.task)]:
+        while tasks := [task for followed in self._followed.values() if (task := followed.ending or followed.task)]:
             await asyncio.wait(tasks)
 
     async def _follow(self, order: StartWorker, followed: _Followed) -> None:

@@ -82,7 +82,6 @@ class WorkerLife:
 
     @property
     def stage(self) -> Stage:
-        """How far the place's worker is."""
         return self._stage
 
     @stage.setter
@@ -97,7 +96,6 @@ class WorkerLife:
 
     @property
     def failure_kind(self) -> FailureKind:
-        """What its worker said of its end."""
         return self._failure.kind if self._failure is not None else ""
 
     @property
@@ -110,7 +108,6 @@ class WorkerLife:
 
     @property
     def coming(self) -> bool:
-        """True while a process is due."""
         return self.stage is Stage.COMING
 
     def begin(self) -> list[Action]:
@@ -136,14 +133,12 @@ class WorkerLife:
         return [StopWorker(self.number, LOADING_GRACE_S if self._ready_s is None else STOP_GRACE_S)]
 
     def observe_start(self, where: str, now_s: float) -> list[Action]:
-        """A process is there."""
         self.heard_s, self.pulse, self.round_ms = now_s, None, 0.0
         if self.stage is Stage.COMING:
             self.stage = Stage.RUNNING
         return [LogLine("info", "%s started: %s", (self.title, where))]
 
-    def observe(self, event: Event, now_s: float) -> list[Action]:
-        """The worker said something."""
+    def observe_event(self, event: Event, now_s: float) -> list[Action]:
         if isinstance(event, RoundReport):
             self.hear_round(event.round_ms, now_s)
             return []
@@ -160,12 +155,10 @@ class WorkerLife:
         return [LogLine("error", "%s: %s", (self.title, event.message))]
 
     def hear_round(self, round_ms: float, now_s: float) -> None:
-        """The worker finished a round."""
         self.heard_s, self.pulse = now_s, None
         self.round_ms = max(round_ms, update_mean(self.round_ms, round_ms, _NEWEST))
 
     def observe_ending(self) -> None:
-        """The worker says nothing more."""
         self.stage = Stage.ENDING
 
     def explain(self, cause: str, kind: LossKind) -> tuple[str, LossKind]:
@@ -173,10 +166,10 @@ class WorkerLife:
         failure = self._failure
         if failure is None:
             return cause, kind
-        told = failure.message if self._ended_here else f"{failure.message} ({cause})"
+        reason = failure.message if self._ended_here else f"{failure.message} ({cause})"
         if failure.kind in _DEVICE_FAILURES:
-            return told, "device"
-        return told, next((one for one in LOSS_KINDS if one == failure.kind), "crashed")
+            return reason, "device"
+        return reason, next((known for known in LOSS_KINDS if known == failure.kind), "crashed")
 
     def observe_end(
         self,
@@ -209,7 +202,9 @@ class WorkerLife:
         self._choose_share(kind, longest_tokens)
         served_s = now_s - self._ready_s if self._ready_s is not None else 0.0
         self.budget = self.budget.observe_loss(number, kind, cause, now_s, served_s)
-        self.budget = self.budget.forgive(frozenset(one.number for one in self.budget.made if one.number in explained))
+        self.budget = self.budget.forgive(
+            frozenset(loss.number for loss in self.budget.made if loss.number in explained)
+        )
         if hopeless and self.budget.is_spent(kind):
             return Loss(cause, failure=self._name_host(self.budget.describe_end(kind)))
         after_s, restart = max(wait_s, self.budget.delay_s(kind)), self.budget.describe(kind)
@@ -257,5 +252,4 @@ class WorkerLives:
         self._numbers = count()
 
     def create(self, spec: WorkerSpec, title: str) -> WorkerLife:
-        """Return a place that was not there before."""
         return WorkerLife(next(self._numbers), spec, title, RestartBudget(self._max_restarts))

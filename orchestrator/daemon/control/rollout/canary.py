@@ -7,16 +7,17 @@ way. Figures are folded in until something is decided; from then on every new re
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import isfinite
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.daemon.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, StateView, TrialDecision, TrialView
-from orchestrator.daemon.control.rollout.canary_file import TrialFile, TrialState
 from orchestrator.daemon.control.state import FAILED, STARTING
 from orchestrator.protocol.commands import Submit
 from policies.sampling import Acceptance
@@ -66,6 +67,41 @@ class CanaryEntry(NamedTuple):
     counted: bool
     trial: int
     restarts: int
+
+
+class TrialState(msgspec.Struct, frozen=True):
+    """`number` counts trials of one configuration. `arms`: figures by the arm's name, until it was decided."""
+
+    number: int = 0
+    phase: str = TRIAL
+    arms: dict[str, Figures] = {}
+    decision: TrialDecision | None = None
+
+
+class TrialFile:
+    """One file, written whole or not at all. What cannot be read or written is logged: a trial is no reason to fail."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> TrialState | None:
+        """Return what was kept; None where nothing was, or it cannot be used."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=TrialState)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            _log.warning("the canary's trial begins anew: %s cannot be used: %s", self._path, error)
+            return None
+
+    def write(self, state: TrialState) -> None:
+        draft = self._path.with_suffix(".tmp")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(msgspec.json.encode(state))
+            os.replace(draft, self._path)
+        except OSError as error:
+            _log.warning("the canary's trial is not kept: %s: %s", self._path, error.strerror or error)
 
 
 class CanaryTrial:
@@ -121,14 +157,14 @@ class CanaryTrial:
             return
         if entry.restarts == view.totals.restarts:
             arms = {CanaryVariant(name): figures for name, figures in state.arms.items()}
-            found = observe_request_figures(
+            observed = observe_request_figures(
                 arms.get(entry.arm, Figures()),
                 ttft_ms=ttft_ms,
                 tpot_ms=tpot_ms,
                 acceptance=acceptance,
                 agreement=agreement,
             )
-            self._state = msgspec.structs.replace(state, arms={**state.arms, entry.arm.value: found})
+            self._state = msgspec.structs.replace(state, arms={**state.arms, entry.arm.value: observed})
         if failed := self._describe_failed_drafter(view):
             self._decide(CanaryMove.ROLL_BACK, "drafter", "drafter", failed)
         elif self._terms.by_rule:
@@ -148,13 +184,15 @@ class CanaryTrial:
         return ""
 
     def _follow_the_rule(self, arm: CanaryVariant) -> None:
-        found = decide_canary(self._arms, self._terms.rule)
+        verdict = decide_canary(self._arms, self._terms.rule)
         seen = {each: figures.ttft_ms.seen for each, figures in self._arms.items()}
         fewest = min(seen.values())
         last = seen[CanaryVariant.CANARY] >= self._terms.rule.most_requests
         due = last or (seen[arm] == fewest and looks(fewest, self._terms.rule))
-        if found.move is CanaryMove.ROLL_BACK or (found.move is CanaryMove.PROMOTE and due):
-            self._decide(found.move, "rule", found.figure, self._why(found.figure, found.interval), found.interval)
+        if verdict.move is CanaryMove.ROLL_BACK or (verdict.move is CanaryMove.PROMOTE and due):
+            self._decide(
+                verdict.move, "rule", verdict.figure, self._why(verdict.figure, verdict.interval), verdict.interval
+            )
 
     @property
     def _arms(self) -> dict[CanaryVariant, Figures]:
@@ -185,9 +223,9 @@ class CanaryTrial:
         self._obey(CanaryMove.ROLL_BACK)
 
     def _obey(self, move: CanaryMove) -> None:
-        found = difference(self._arms[CanaryVariant.CANARY].tpot_ms, self._arms[CanaryVariant.CONTROL].tpot_ms)
-        if isfinite(found.low):
-            self._decide(move, "operator", "tpot_ms", self._why("tpot_ms", found), found)
+        interval = difference(self._arms[CanaryVariant.CANARY].tpot_ms, self._arms[CanaryVariant.CONTROL].tpot_ms)
+        if isfinite(interval.low):
+            self._decide(move, "operator", "tpot_ms", self._why("tpot_ms", interval), interval)
         else:
             self._decide(move, "operator", "", "before there were figures")
 
@@ -215,7 +253,6 @@ class CanaryTrial:
         self._file.write(self._state)
 
     def view(self) -> TrialView:
-        """Return all there is to say."""
         state, terms, arms = self._state, self._terms, self._arms
         shares = {PROMOTED: 1.0, ROLLED_BACK: 0.0}
         return TrialView(
@@ -236,7 +273,6 @@ class CanaryTrial:
         )
 
     def _outlook(self, arms: dict[CanaryVariant, Figures]) -> str:
-        """Return what comes next."""
         if self._state.phase == PROMOTED:
             return "every new request gets it; change cluster.yaml to keep it"
         if self._state.phase == ROLLED_BACK:

@@ -29,7 +29,7 @@ def arrange_replicas(replicas: Sequence[Replica], specs: Sequence[WorkerSpec]) -
     Specs that differ in nothing but their name run alike; who is in the place that its spec has in `specs` stays there.
     A new worker takes the place of one that leaves, the lowest first, else the lowest number that is free.
     """
-    running = {one.engine: leave_name(one.spec) for one in replicas if one.state.phase != FAILED}
+    running = {replica.engine: leave_name(replica.spec) for replica in replicas if replica.state.phase != FAILED}
     wanted = [leave_name(spec) for spec in specs]
     stays = {place: place for place, spec in enumerate(wanted) if running.get(place) == spec}
     for number, spec in enumerate(wanted):
@@ -37,7 +37,7 @@ def arrange_replicas(replicas: Sequence[Replica], specs: Sequence[WorkerSpec]) -
         if number not in stays and alike:
             stays[number] = alike[0]
     kept = frozenset(stays.values())
-    left = sorted({one.engine for one in replicas} - kept)
+    left = sorted({replica.engine for replica in replicas} - kept)
     free = chain(left, (engine for engine in count() if engine not in kept and engine not in left))
     placed = tuple(stays[number] if number in stays else next(free) for number in range(len(specs)))
     coming = tuple((place, spec) for place, spec in zip(placed, specs, strict=True) if place not in kept)

@@ -25,7 +25,6 @@ class Retuning:
 
     @property
     def under_way(self) -> bool:
-        """True until nobody is waited for."""
         return self._asked is not None
 
     def ask(self, replicas: Sequence[Replica], specs: Mapping[int, WorkerSpec]) -> list[Action]:
@@ -42,8 +41,7 @@ class Retuning:
                 actions.append(Send(replica.worker, Retune(spec.options)))
         return actions
 
-    def observe(self, replica: Replica, answer: Retuned) -> list[Action]:
-        """A replica has answered."""
+    def observe_answer(self, replica: Replica, answer: Retuned) -> list[Action]:
         if answer.why:
             self._error = self._error or f"worker {replica.name}: {answer.why}"
             line = LogLine("error", "worker %s stays as it was: %s", (replica.name, answer.why))
@@ -68,14 +66,14 @@ class Retuning:
 def match_retunable(replicas: Mapping[int, WorkerSpec], specs: Sequence[WorkerSpec]) -> dict[int, WorkerSpec] | None:
     """Return which of these specs each replica can take on without another worker, by the replicas' numbers; None where
     the workers have to be others, or more, or fewer. Pure."""
-    left, found = list(specs), {}
+    left, matches = list(specs), {}
     for engine, running in replicas.items():
-        mine = next((one for one in left if _as_loaded(one) == _as_loaded(running)), None)
+        mine = next((spec for spec in left if _as_loaded(spec) == _as_loaded(running)), None)
         if mine is None:
             return None
         left.remove(mine)
-        found[engine] = mine
-    return None if left else found
+        matches[engine] = mine
+    return None if left else matches
 
 
 def _as_loaded(spec: WorkerSpec) -> WorkerSpec:

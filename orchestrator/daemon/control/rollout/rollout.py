@@ -44,7 +44,7 @@ class Rollout:
     def list_coming(self) -> list[str]:
         """Return the names of the replicas that are started, and are to take the place of those that serve."""
         change = self._change
-        return [] if change is None or change.switched or change.error else [one.name for one in change.coming]
+        return [] if change is None or change.switched or change.error else [replica.name for replica in change.coming]
 
     def ask(self, specs: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> list[Action]:
         """Begin a change: start what is missing, beside what serves. See controller.TargetControl.change."""
@@ -53,25 +53,24 @@ class Rollout:
         coming = [self._replicas.create(spec, engine, Rank.JOINING) for engine, spec in made.coming]
         leaving = [replica for replica in serving if replica.engine not in made.kept]
         self._change = _Change(made.engines, drafts, coming, leaving)
-        return [action for one in coming for action in one.life.begin()]
+        return [action for replica in coming for action in replica.life.begin()]
 
     def drop(self) -> list[Action]:
         """Nobody waits for the change: what was not switched to is ended, and what retires goes on retiring."""
         change, self._change = self._change, None
         if change is None or change.switched or change.error:
             return []
-        return [action for one in change.coming for action in self._replicas.dismiss(one)]
+        return [action for replica in change.coming for action in self._replicas.dismiss(replica)]
 
     def advance(self, now_s: float) -> list[Action]:
-        """Take the steps that are possible by now."""
         change = self._change
         actions: list[Action] = []
         if change is not None and not (change.switched or change.error):
             actions += self._compare_ready(change)
             change.error = change.error or self._find_obstacle(change)
             if change.error:
-                actions += [action for one in change.coming for action in self._replicas.dismiss(one)]
-            elif all(one.serving for one in change.coming) or self._begins_with(change):
+                actions += [action for replica in change.coming for action in self._replicas.dismiss(replica)]
+            elif all(replica.serving for replica in change.coming) or self._begins_with(change):
                 actions += self._switch(change, now_s)
         for old in self._replicas.list_ranked(Rank.RETIRING):
             if old.standby and not self._replicas.closed:
@@ -84,33 +83,33 @@ class Rollout:
         """Compare each new replica once, as soon as it is ready, with those that stay and its fellows."""
         actions: list[Action] = []
         stay = [replica for replica in self._replicas.primary if replica not in change.leaving]
-        for one in change.coming:
-            if one.state.ready is not None and one not in change.compared:
-                change.compared.append(one)
-                why, told = compare(one, one.state.ready, (*stay, *change.coming))
-                actions += told
+        for new in change.coming:
+            if new.state.ready is not None and new not in change.compared:
+                change.compared.append(new)
+                why, warnings = compare(new, new.state.ready, (*stay, *change.coming))
+                actions += warnings
                 if why:
-                    change.error = f"worker {one.name} cannot serve beside the others, with {why}; {ALIKE}"
+                    change.error = f"worker {new.name} cannot serve beside the others, with {why}; {ALIKE}"
         return actions
 
     def _find_obstacle(self, change: _Change) -> str:
-        for one in change.coming:
-            if one.state.phase == FAILED or self._replicas.closed:
-                return f"worker {one.name} cannot serve: {one.state.detail}"
+        for replica in change.coming:
+            if replica.state.phase == FAILED or self._replicas.closed:
+                return f"worker {replica.name} cannot serve: {replica.state.detail}"
         return ""
 
     def _begins_with(self, change: _Change) -> bool:
         """Return whether a new replica is the first of all that is ready: it waits for no fellow then, nor for those
         that it was started beside, as at any other start."""
-        ready = any(one.serving for one in change.coming)
-        return ready and not any(one.life.served for one in self._replicas.with_streams)
+        ready = any(replica.serving for replica in change.coming)
+        return ready and not any(replica.life.served for replica in self._replicas.with_streams)
 
     def _switch(self, change: _Change, now_s: float) -> list[Action]:
         """Let the new replicas serve and take the streams from those that leave, in one step."""
         change.switched = True
         actions: list[Action] = []
-        for one in change.coming:
-            one.rank, one.life.served = Rank.SERVING, one.serving
+        for replica in change.coming:
+            replica.rank, replica.life.served = Rank.SERVING, replica.serving
         for old in change.leaving:
             old.rank = Rank.RETIRING
         for old in change.leaving:
@@ -125,9 +124,9 @@ class Rollout:
                 actions.append(LogLine("info", text, (old.name, moved)))
         for old in change.leaving:
             actions += self._drafts.detach_target(old.name)
-        for one in change.coming:
-            if one.state.ready is not None:
-                actions += self._drafts.target_ready(one.name, one.worker, one.state.ready)
+        for replica in change.coming:
+            if replica.state.ready is not None:
+                actions += self._drafts.target_ready(replica.name, replica.worker, replica.state.ready)
         return actions + self._drafts.run_these(change.drafts)
 
     def _finish(self) -> list[Action]:

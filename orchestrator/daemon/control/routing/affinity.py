@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 BLOCK_TOKENS = 16
 """Beginnings are compared in blocks of so many tokens, whatever blocks a replica has."""
@@ -27,12 +27,50 @@ def block_keys(prompt: Sequence[int]) -> list[int]:
     return keys
 
 
-class Noter(Protocol):
-    """Who wants to know which blocks a replica remembers, and which no more."""
+class PrefixHolders:
+    """Which replicas remember a block, of all replicas."""
 
-    def add(self, key: int, name: str) -> None: ...
+    def __init__(self) -> None:
+        self._names: dict[int, str | dict[str, None]] = {}
 
-    def discard(self, key: int, name: str) -> None: ...
+    def add(self, key: int, name: str) -> None:
+        known = self._names.get(key)
+        if known is None:
+            self._names[key] = name
+        elif isinstance(known, dict):
+            known[name] = None
+        elif known != name:
+            self._names[key] = {known: None, name: None}
+
+    def discard(self, key: int, name: str) -> None:
+        known = self._names.get(key)
+        if known == name:
+            del self._names[key]
+        elif isinstance(known, dict):
+            known.pop(name, None)
+            if not known:
+                del self._names[key]
+
+    def find_holders(self, keys: Sequence[int]) -> list[str]:
+        """Return replicas that remember the most of these leading blocks, and where they are few some that remember
+        half as much: so few that each may be looked at. What a replica remembers of a prompt is its beginning, so the
+        last block that somebody has is found by halves."""
+        names, low, high = self._names, 0, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in names:
+                low = middle + 1
+            else:
+                high = middle
+        if not low:
+            return []
+        holders: dict[str, None] = {}
+        for depth in dict.fromkeys((low, (low + 1) // 2)):
+            known = names.get(keys[depth - 1], ())
+            holders |= dict.fromkeys([known] if isinstance(known, str) else islice(known, _LOOKED_AT))
+            if len(holders) >= _ENOUGH:
+                break
+        return list(holders)
 
 
 class SeenPrefixes:
@@ -41,7 +79,7 @@ class SeenPrefixes:
     def __init__(self, capacity_tokens: int) -> None:
         self._capacity = self._own_capacity = capacity_tokens // BLOCK_TOKENS
         self._keys: OrderedDict[int, None] = OrderedDict()
-        self._noter: Noter | None = None
+        self._holders: PrefixHolders | None = None
         self._name = ""
 
     def count_cached_tokens(self, keys: Sequence[int]) -> int:
@@ -55,10 +93,10 @@ class SeenPrefixes:
 
     def note(self, keys: Sequence[int]) -> None:
         """The replica is computing these blocks. The first are kept longest: the others need them."""
-        mine, noter = self._keys, self._noter
+        mine, holders = self._keys, self._holders
         for key in reversed(keys):
-            if noter is not None and key not in mine:
-                noter.add(key, self._name)
+            if holders is not None and key not in mine:
+                holders.add(key, self._name)
             mine[key] = None
             mine.move_to_end(key)
         self._forget_oldest()
@@ -66,71 +104,23 @@ class SeenPrefixes:
     @property
     def is_told(self) -> bool:
         """True while somebody is told of each block."""
-        return self._noter is not None
+        return self._holders is not None
 
-    def tell(self, noter: Noter | None, name: str, most_blocks: int) -> None:
+    def tell(self, holders: PrefixHolders | None, name: str, most_blocks: int) -> None:
         """Tell somebody which blocks there are, from now on, and keep so many at most. None: nobody any more."""
-        if self._noter is not None:
+        if self._holders is not None:
             for key in self._keys:
-                self._noter.discard(key, self._name)
+                self._holders.discard(key, self._name)
         self._capacity = min(self._own_capacity, most_blocks)
-        self._noter = None
+        self._holders = None
         self._forget_oldest()
-        self._noter, self._name = noter, name
-        if noter is not None:
+        self._holders, self._name = holders, name
+        if holders is not None:
             for key in self._keys:
-                noter.add(key, name)
+                holders.add(key, name)
 
     def _forget_oldest(self) -> None:
         while len(self._keys) > self._capacity:
             key = self._keys.popitem(last=False)[0]
-            if self._noter is not None:
-                self._noter.discard(key, self._name)
-
-
-class PrefixHolders:
-    """Which replicas remember a block, of all replicas."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, str | dict[str, None]] = {}
-
-    def add(self, key: int, name: str) -> None:
-        """A replica remembers a block."""
-        known = self._names.get(key)
-        if known is None:
-            self._names[key] = name
-        elif isinstance(known, dict):
-            known[name] = None
-        elif known != name:
-            self._names[key] = {known: None, name: None}
-
-    def discard(self, key: int, name: str) -> None:
-        """A replica remembers a block no more."""
-        known = self._names.get(key)
-        if known == name:
-            del self._names[key]
-        elif isinstance(known, dict):
-            known.pop(name, None)
-            if not known:
-                del self._names[key]
-
-    def find(self, keys: Sequence[int]) -> list[str]:
-        """Return replicas that remember the most of these leading blocks, and where they are few some that remember
-        half as much: so few that each may be looked at. What a replica remembers of a prompt is its beginning, so the
-        last block that somebody has is found by halves."""
-        names, low, high = self._names, 0, len(keys)
-        while low < high:
-            middle = (low + high) // 2
-            if keys[middle] in names:
-                low = middle + 1
-            else:
-                high = middle
-        if not low:
-            return []
-        found: dict[str, None] = {}
-        for depth in dict.fromkeys((low, (low + 1) // 2)):
-            known = names.get(keys[depth - 1], ())
-            found |= dict.fromkeys([known] if isinstance(known, str) else islice(known, _LOOKED_AT))
-            if len(found) >= _ENOUGH:
-                break
-        return list(found)
+            if self._holders is not None:
+                self._holders.discard(key, self._name)

@@ -34,16 +34,15 @@ class Candidates:
         self._most_blocks = MOST_BLOCKS
 
     def put(self, replica: Replica, health: Health) -> None:
-        """Take in what a replica is now."""
         self._narrowing.put(replica.name, replica, self._find_kind(replica, health), replica.standing.live)
         replica.standing.health = health
         if not replica.prefixes.is_told:
             replica.prefixes.tell(self._holders, replica.name, self._most_blocks)
         if self._most_blocks * len(self._narrowing) > MOST_BLOCKS:
             self._most_blocks //= 2
-            for one in self._replicas.with_streams:
-                if one.prefixes.is_told:
-                    one.prefixes.tell(self._holders, one.name, self._most_blocks)
+            for other in self._replicas.with_streams:
+                if other.prefixes.is_told:
+                    other.prefixes.tell(self._holders, other.name, self._most_blocks)
 
     def note_pace(self, replica: Replica) -> None:
         """A replica has another pace, and may be of another kind."""
@@ -51,7 +50,6 @@ class Candidates:
             self.put(replica, replica.standing.health)
 
     def set_load(self, replica: Replica) -> None:
-        """A replica has another number of streams."""
         self._narrowing.set_load(replica.name, replica, replica.standing.live)
 
     def drop(self, replica: Replica) -> None:
@@ -59,7 +57,7 @@ class Candidates:
         self._narrowing.drop(replica.name)
         replica.prefixes.tell(None, "", MOST_BLOCKS)
 
-    def close(self) -> None:
+    def forget_all(self) -> None:
         """There are so few that all are priced: nothing is kept."""
         for replica in self._replicas.list_all():
             replica.prefixes.tell(None, "", MOST_BLOCKS)
@@ -67,16 +65,17 @@ class Candidates:
     def choose(self, stream: Stream, prefix: Sequence[int], more: Sequence[str]) -> tuple[list[Replica], int]:
         """Return the replicas that are looked at for a stream, and how many are not. `more` are, whatever they are."""
         ruled_out = len(stream.failed_at) + len(more)
-        found = dict.fromkeys(self._narrowing.choose(stream.kind, ruled_out))
-        holders = [one for name in self._holders.find(prefix) if (one := self._replicas.find_named(name)) is not None]
+        chosen = dict.fromkeys(self._narrowing.choose(stream.kind, ruled_out))
+        names = self._holders.find_holders(prefix)
+        holders = [replica for name in names if (replica := self._replicas.find_named(name)) is not None]
         if len(holders) > _MOST_HOLDERS:
-            holders = sorted(holders, key=_live_of)[:_MOST_HOLDERS]
-        found |= dict.fromkeys(holders)
+            holders = sorted(holders, key=lambda replica: replica.standing.live)[:_MOST_HOLDERS]
+        chosen |= dict.fromkeys(holders)
         for name in (stream.at, stream.bound_to, *stream.failed_at, *more):
-            one = self._replicas.find_named(name) if name else None
-            if one is not None and one.standing.listed:
-                found[one] = None
-        return list(found), len(self._replicas.with_streams) - len(found)
+            replica = self._replicas.find_named(name) if name else None
+            if replica is not None and replica.standing.listed:
+                chosen[replica] = None
+        return list(chosen), len(self._replicas.with_streams) - len(chosen)
 
     def _find_kind(self, replica: Replica, health: Health) -> Kind:
         standing, state = replica.standing, replica.state
@@ -115,7 +114,3 @@ class Candidates:
         if is_alike(alone_ms, group.plain.tpot_ms(1)) and is_alike(full_ms, group.plain.tpot_ms(places)):
             return (waits,) if waits else ()
         return step_of(alone_ms), step_of(full_ms), waits
-
-
-def _live_of(replica: Replica) -> int:
-    return replica.standing.live

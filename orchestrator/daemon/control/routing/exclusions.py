@@ -19,7 +19,6 @@ from policies.serving.failover.standby import OtherBits
 
 TRIAL_PATIENCE_S = 20.0
 """So long a suspect waits for a worker that has run nothing; then a replica gives up its streams for it."""
-_NONE: Final[Mapping[str, str]] = {}
 _WELL: Final = Judgement(Health.HEALTHY)
 
 
@@ -36,7 +35,6 @@ class Exclusions:
 
     @property
     def is_quiet(self) -> bool:
-        """True while all parts are healthy."""
         return self._health.quiet
 
     def list_trying(self) -> list[str]:
@@ -48,35 +46,39 @@ class Exclusions:
 
     def may_find(self, stream: Stream, kept_at: str) -> bool:
         """Return whether there may be anything to find: mostly there is not."""
-        asked = stream.kind or stream.failed_at or stream.bound_to or kept_at
-        return bool(asked or not self._health.quiet or not self._fleet.is_plain or self._streams.has_suspects)
+        particular = stream.kind or stream.failed_at or stream.bound_to or kept_at
+        return bool(particular or not self._health.quiet or not self._fleet.is_plain or self._streams.has_suspects)
 
-    def find(
+    def find_exclusions(
         self, stream: Stream, every: Sequence[Replica], kept_at: str, now_s: float
     ) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Return of some candidates why they do not take a stream, and of others why they may be lost. `kept_at`: the
         replica that has its pages."""
         judged = self._judge_all(every, now_s)
         outs = self._rule_out(stream, every, judged, now_s)
-        well = [one for one in every if one.serving and one.name not in outs and not judged[one.name].refuses]
+        well = [
+            replica
+            for replica in every
+            if replica.serving and replica.name not in outs and not judged[replica.name].refuses
+        ]
         wanted = (
             (stream.bound_to, f"an operator sends it to {stream.bound_to}"),
             (kept_at, f"its KV cache has gone to {kept_at}"),
         )
         for name, passed_over in wanted:
-            if name and any(one.name == name for one in well):
-                outs |= {one.name: outs.get(one.name, passed_over) for one in every if one.name != name}
-        return outs, {name: one.why for name, one in judged.items() if one.state is Health.SUSPECT}
+            if name and any(replica.name == name for replica in well):
+                outs |= {replica.name: outs.get(replica.name, passed_over) for replica in every if replica.name != name}
+        return outs, {name: judgement.why for name, judgement in judged.items() if judgement.state is Health.SUSPECT}
 
     def list_able(self, stream: Stream, every: Sequence[Replica], now_s: float) -> list[Replica]:
         """Return the replicas that would take a stream if nothing else ran there."""
         judged = self._judge_all(every, now_s)
         outs = self._rule_out(stream, every, judged, now_s, emptied=True)
-        return [one for one in every if one.serving and one.name not in outs]
+        return [replica for replica in every if replica.serving and replica.name not in outs]
 
     def _judge_all(self, every: Sequence[Replica], now_s: float) -> dict[str, Judgement]:
         unwell = self._fleet.find_unwell(now_s) if not self._health.quiet else ()
-        return {one.name: self.judge(one, unwell, now_s) for one in every}
+        return {replica.name: self.judge(replica, unwell, now_s) for replica in every}
 
     def _rule_out(
         self,
@@ -91,15 +93,19 @@ class Exclusions:
         outs = self._list_unlike(stream, every, judged)
         bars = {} if emptied else self._bar(stream, every, outs, judged, now_s)
         outs |= self._list_standing_by(stream, every, outs.keys() | bars.keys(), judged) | bars
-        outs |= {name: one.why for name, one in judged.items() if one.held}
-        well = [one for one in every if one.serving and one.name not in outs and not judged[one.name].refuses]
-        sound = [one for one in well if judged[one.name].state is not Health.HALF_OPEN]
-        for one in every if well else []:  # what may be broken is better than nothing
-            judgement = judged[one.name]
+        outs |= {name: judgement.why for name, judgement in judged.items() if judgement.held}
+        well = [
+            replica
+            for replica in every
+            if replica.serving and replica.name not in outs and not judged[replica.name].refuses
+        ]
+        sound = [replica for replica in well if judged[replica.name].state is not Health.HALF_OPEN]
+        for replica in every if well else []:  # what may be broken is better than nothing
+            judgement = judged[replica.name]
             if judgement.refuses:
-                outs[one.name] = judgement.why
-            elif judgement.state is Health.HALF_OPEN and sound and self._streams.counts[one.name]:
-                outs[one.name] = f"is tried with one stream: {judgement.why}"
+                outs[replica.name] = judgement.why
+            elif judgement.state is Health.HALF_OPEN and sound and self._streams.counts[replica.name]:
+                outs[replica.name] = f"is tried with one stream: {judgement.why}"
         return outs
 
     def judge(self, replica: Replica, unwell: Collection[Replica], now_s: float) -> Judgement:
@@ -109,23 +115,26 @@ class Exclusions:
         return self._health.judge(replica.parts, now_s, replica.name)
 
     def refuses(self, replica: Replica, now_s: float) -> bool:
-        """True where nothing new is to go to a replica."""
         return not self._health.quiet and self.judge(replica, self._fleet.find_unwell(now_s), now_s).refuses
 
     def _list_unlike(self, stream: Stream, every: Sequence[Replica], judged: Mapping[str, Judgement]) -> dict[str, str]:
         """Say which candidates are out for what they are and for what the stream is, whatever else they run."""
-        can_go_on = [one for one in every if stream.kind and one.state.phase != FAILED and one.kind == stream.kind]
-        if self.other_bits == "streams" and not any(one.serving for one in can_go_on):
+        can_go_on = [
+            replica
+            for replica in every
+            if stream.kind and replica.state.phase != FAILED and replica.kind == stream.kind
+        ]
+        if self.other_bits == "streams" and not any(replica.serving for replica in can_go_on):
             can_go_on = []
         going_on = set(can_go_on)
-        stay = any(one.rank is Rank.SERVING for one in can_go_on)
-        retiring = [one for one in every if one.rank is Rank.RETIRING]
-        outs = {one.name: "is being replaced" for one in retiring if stay or one not in going_on}
+        stay = any(replica.rank is Rank.SERVING for replica in can_go_on)
+        retiring = [replica for replica in every if replica.rank is Rank.RETIRING]
+        outs = {replica.name: "is being replaced" for replica in retiring if stay or replica not in going_on}
         if can_go_on:
-            others = [one for one in every if one.rank is Rank.SERVING and one not in going_on]
-            outs |= {one.name: "its tokens would differ" for one in others}
-        others = [one for one in every if one.name not in stream.failed_at and one.name not in outs]
-        if any(one.serving and not judged[one.name].held for one in others):
+            others = [replica for replica in every if replica.rank is Rank.SERVING and replica not in going_on]
+            outs |= {replica.name: "its tokens would differ" for replica in others}
+        others = [replica for replica in every if replica.name not in stream.failed_at and replica.name not in outs]
+        if any(replica.serving and not judged[replica.name].held for replica in others):
             outs |= dict.fromkeys(stream.failed_at, "computed no finite number for it")
         return outs
 
@@ -133,12 +142,12 @@ class Exclusions:
         self, stream: Stream, every: Sequence[Replica], outs: Collection[str], judged: Mapping[str, Judgement]
     ) -> dict[str, str]:
         """Say of active standbys that they take nothing while the target takes the stream. `outs` do not."""
-        serving = [one for one in every if one.rank is Rank.SERVING]
-        idle = [one.name for one in serving if one.standby and one.name != stream.bound_to]
+        serving = [replica for replica in every if replica.rank is Rank.SERVING]
+        idle = [replica.name for replica in serving if replica.standby and replica.name != stream.bound_to]
         if not idle:
             return {}
-        able = [one for one in serving if not one.standby and one.serving and one.name not in outs]
-        takes = any(self._takes_more(one, judged[one.name]) for one in able)
+        able = [replica for replica in serving if not replica.standby and replica.serving and replica.name not in outs]
+        takes = any(self._takes_more(replica, judged[replica.name]) for replica in able)
         return dict.fromkeys(idle, "stands by: the target serves") if takes else {}
 
     def _takes_more(self, replica: Replica, judgement: Judgement) -> bool:
@@ -165,17 +174,17 @@ class Exclusions:
             busy = {trial.at: "tries a suspect"} if trial is not None else {}
             if self.reserved:
                 busy[self.reserved] = "is to try a suspect"
-            suspect = next((one for one in self._streams.due() if self._streams.is_suspect(one)), None)
+            suspect = next((stream for stream in self._streams.due() if self._streams.is_suspect(stream)), None)
             if suspect is not None:
                 barred = self._rule_out(suspect, every, judged, now_s)
-                fresh = [one.name for one in every if not one.runs and one.name not in barred]
+                fresh = [replica.name for replica in every if not replica.runs and replica.name not in barred]
                 busy = dict.fromkeys(fresh, "is to try a suspect") | busy
             return busy
         counts, tries = self._streams.counts, self._streams.count_suspects()
-        bars = {one.name: "has other requests" for one in every if counts[one.name] > tries[one.name]}
-        coming = [one for one in every if one.name not in outs and not judged[one.name].refuses]
-        fresh_soon = any(one.life.coming or (one.life.running and not one.runs) for one in coming)
+        bars = {replica.name: "has other requests" for replica in every if counts[replica.name] > tries[replica.name]}
+        coming = [replica for replica in every if replica.name not in outs and not judged[replica.name].refuses]
+        fresh_soon = any(replica.life.coming or (replica.life.running and not replica.runs) for replica in coming)
         if fresh_soon and now_s - stream.due_s < TRIAL_PATIENCE_S:
             late = "has run other requests; another worker will have run none"
-            bars |= {one.name: late for one in every if one.runs and not tries[one.name]}
+            bars |= {replica.name: late for replica in every if replica.runs and not tries[replica.name]}
         return bars

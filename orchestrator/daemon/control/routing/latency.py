@@ -27,7 +27,6 @@ class TypicalTimes:
     decode_ms: float | None = None
 
     def observe_request_start(self, stats: RequestStats | None) -> TypicalTimes:
-        """A request got its first token."""
         return self if stats is None else TypicalTimes(_mean(self.prefill_ms, stats.prefill_ms), self.decode_ms)
 
     def observe_request_end(self, decode_ms: float) -> TypicalTimes:
@@ -36,7 +35,6 @@ class TypicalTimes:
 
     @property
     def service_s(self) -> float | None:
-        """How long a request runs."""
         if self.decode_ms is None or self.prefill_ms is None:
             return None
         return (self.prefill_ms + self.decode_ms) / MS_PER_S
@@ -75,7 +73,6 @@ class RecentLatency:
         return max(1, round(self._output_tokens))
 
     def observe_first_token(self, stats: RequestStats | None) -> None:
-        """A stream got its first token."""
         self.times = self.times.observe_request_start(stats)
 
     def observe_end(self, now_s: float, first_token_s: float | None, tokens: int) -> None:

@@ -48,15 +48,15 @@ class _Kept:
     def predict_stretch(self, cores: Sequence[int]) -> Stretch:
         """Return by how much longer work takes on these cores, or on all, than alone."""
         key = tuple(cores)
-        found = self.stretches.get(key)
-        if found is None:
-            found = self.stretches[key] = predict_stretch(self.find_counted(cores), self.hot)
-        return found
+        stretch = self.stretches.get(key)
+        if stretch is None:
+            stretch = self.stretches[key] = predict_stretch(self.find_counted(cores), self.hot)
+        return stretch
 
     def find_counted(self, cores: Sequence[int]) -> CoreLoad | None:
         """Return who takes the time of these cores, or of all, as far as that counts."""
         if cores and all(core in self.mean.cores for core in cores):
-            known = {core: one for core, one in self.mean.cores.items() if core in self.counted_cores}
+            known = {core: load for core, load in self.mean.cores.items() if core in self.counted_cores}
             if not known.keys() & set(cores):
                 return None
             quiet = {core: CoreLoad(self.mean.cores[core].ours, rivals=0.0) for core in cores}
@@ -79,12 +79,14 @@ class LoadBoard:
         self.look_s = 0.0
         self._views: tuple[float, tuple[DeviceView, ...]] = (math.inf, ())
 
-    def observe(self, samples: Mapping[str, DeviceLoad], queues: Mapping[str, int], now_s: float) -> list[Action]:
+    def observe_samples(
+        self, samples: Mapping[str, DeviceLoad], queues: Mapping[str, int], now_s: float
+    ) -> list[Action]:
         """Take samples of devices, by "HOST/DEVICE". `queues`: how many requests wait on each of ours."""
         actions: list[Action] = []
-        for name, told in samples.items():
+        for name, load in samples.items():
             before = self._kept.get(name)
-            sample = replace(told, sampled_s=now_s, queue_depth=float(queues.get(name, 0)))
+            sample = replace(load, sampled_s=now_s, queue_depth=float(queues.get(name, 0)))
             sample = self._tell_others(name, sample, before, now_s)
             kept = self._kept[name] = _keep(before, sample, self._smoothing)
             if kept.counted != (before is not None and before.counted):
@@ -106,7 +108,7 @@ class LoadBoard:
         if now_s < self.look_s:
             return []
         self.look_s = now_s + _LOOK_EVERY_S
-        stale = [name for name, one in self._kept.items() if now_s - one.newest.sampled_s > STALE_S]
+        stale = [name for name, kept in self._kept.items() if now_s - kept.newest.sampled_s > STALE_S]
         for name in stale:
             del self._kept[name]
             self._busy_ms.pop(name, None)
@@ -115,17 +117,10 @@ class LoadBoard:
 
     @property
     def knows(self) -> bool:
-        """True where samples of some device came of late."""
         return bool(self._kept)
 
     def samples(self, device: str) -> bool:
-        """Return whether samples of this device came of late."""
         return device in self._kept
-
-    def find(self, spec: WorkerSpec) -> DeviceLoad | None:
-        """Return the load of the device that a worker of this spec runs on; None where it is not known."""
-        kept = self._kept.get(name_device(spec)) if self._kept else None
-        return kept.mean if kept is not None else None
 
     def predict_stretch(self, spec: WorkerSpec) -> Stretch:
         """Return by how much longer a worker of this spec takes on its device, and on its cores, than alone."""
@@ -151,16 +146,16 @@ class LoadBoard:
         """Return the moving means of these devices, or of all, as whoever plans takes them: `others` is what work on a
         device would have to do without, and 0 where that does not count."""
         kept = [(name, self._kept[name]) for name in (self._kept if names is None else names) if name in self._kept]
-        return {name: replace(one.mean, others=one.find_lost_share()) for name, one in kept}
+        return {name: replace(load.mean, others=load.find_lost_share()) for name, load in kept}
 
     def view(self, now_s: float) -> tuple[DeviceView, ...]:
         """Return what devices do, for people and metrics. Of very many it is not put together anew each time."""
         if not self._views[0] <= now_s < self._views[0] + _VIEWED_S:
-            found = [
-                DeviceView(name, one.mean, one.hot, now_s - one.newest.sampled_s)
-                for name, one in sorted(self._kept.items())
+            views = [
+                DeviceView(name, kept.mean, kept.hot, now_s - kept.newest.sampled_s)
+                for name, kept in sorted(self._kept.items())
             ]
-            self._views = (now_s, tuple(found))
+            self._views = (now_s, tuple(views))
         return self._views[1]
 
     def _tell_others(self, name: str, sample: DeviceLoad, before: _Kept | None, now_s: float) -> DeviceLoad:
@@ -186,7 +181,7 @@ def name_device(spec: WorkerSpec) -> str:
 def _keep(before: _Kept | None, sample: DeviceLoad, smoothing: float) -> _Kept:
     mean = smooth_load(before.mean if before is not None else None, sample, smoothing)
     known = before.counted_cores if before is not None else frozenset()
-    cores = {core for core, one in mean.cores.items() if counts(one.others, counted=core in known)}
+    cores = {core for core, load in mean.cores.items() if counts(load.others, counted=core in known)}
     return _Kept(
         sample,
         mean,

@@ -12,20 +12,18 @@ from orchestrator.daemon.control.replicas.fleet import Fleet
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
 from orchestrator.daemon.control.routing.affinity import block_keys
 from orchestrator.daemon.control.routing.exclusions import TRIAL_PATIENCE_S, Exclusions
-from orchestrator.daemon.control.routing.routes import RouteBook
+from orchestrator.daemon.control.routing.route_choice import choose_route
+from orchestrator.daemon.control.routing.routes import RouteBook, RouteText
 from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.streams.kv_moves import KvMoves
 from orchestrator.daemon.control.streams.overrides import ActiveOverrides, bounds_of, resolve_overrides
 from orchestrator.daemon.control.streams.streams import Stream, Streams
 from orchestrator.errors import RequestError, build_replaced_error
 from orchestrator.protocol.commands import Cancel, Submit
-from policies.serving.device_load import ALONE
 from policies.serving.failover.standby import OtherBits
 from policies.serving.fair_order import hold_back
 from policies.serving.overrides import EffectiveBound, OperatorBounds
-from policies.serving.replica_load import reckon_tpot_ms
-from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
-from policies.serving.shared_pace import SharedPaces
+from policies.serving.routing import Route
 
 _NO_RISKS: Mapping[str, str] = {}
 
@@ -58,7 +56,6 @@ class Router:
         self.allow_other_bits(other_bits)
 
     def allow_other_bits(self, other_bits: OtherBits) -> None:
-        """Let standbys do so much whose tokens can differ."""
         self._exclusions.other_bits = other_bits
 
     def feed(self, now_s: float) -> list[Action]:
@@ -81,8 +78,12 @@ class Router:
         """End a live stream: its replica is to forget it, and its reader gets the error, where there is one."""
         outcome = "the client has gone" if error is None else error.code or "error"
         self._streams.drop(stream, outcome, now_s)
-        told: list[Action] = [EndStream(stream.key, error)] if error is not None else []
-        return [*self._cancel(stream), *told]
+        answers: list[Action] = [EndStream(stream.key, error)] if error is not None else []
+        return [*self._cancel(stream), *answers]
+
+    def end_all(self, message: str, now_s: float) -> list[Action]:
+        error = RequestError(message, status=503, kind="server_error", code="interrupted", retry_after_s=10)
+        return [action for stream in self._streams.live() for action in self.end(stream, now_s, error)]
 
     def fail_over(self, stream: Stream, now_s: float) -> None:
         """Let another replica go on with a stream, where there is one: this one has given it up."""
@@ -127,17 +128,19 @@ class Router:
     def bind(self, source: Replica, target: Replica) -> int:
         """Let another replica go on with all that a replica has, whatever it costs; returns how many. They go as the
         first lets go of them."""
-        found = self._streams.at(source.name)
-        for stream in found:
+        streams = self._streams.at(source.name)
+        for stream in streams:
             stream.bound_to, stream.left = target.name, source.name
-        return len(found)
+        return len(streams)
 
     def send_back(self, worker: str, now_s: float) -> tuple[int, list[Action]]:
         """Let a replica have the streams again that it gave away by `bind`; returns how many."""
         actions: list[Action] = []
         count = 0
         for replica in self._replicas.with_streams:
-            streams = [one for one in self._streams.at(replica.name) if one.left == worker and replica.name != worker]
+            streams = [
+                stream for stream in self._streams.at(replica.name) if stream.left == worker and replica.name != worker
+            ]
             for stream in streams:
                 stream.bound_to, stream.left = worker, ""
             actions += self._take(replica, streams, now_s)
@@ -169,20 +172,20 @@ class Router:
                 continue
             prefix = self._prefix(stream)
             routed = self._choose_route(stream, prefix, now_s)
-            found = self._replicas.find_named(routed.replica) if routed.replica is not None else None
-            if found is None:
+            replica = self._replicas.find_named(routed.replica) if routed.replica is not None else None
+            if replica is None:
                 self.book.note(stream.key, stream.sends + 1, routed, now_s)
                 if self._is_particular(stream):
                     continue
                 break  # what those behind it could have, it could have had
-            if (replaced := find_other_model(stream, found)) is not None:
+            if (replaced := find_other_model(stream, replica)) is not None:
                 actions += self.end(stream, now_s, replaced)
                 continue
-            actions += self._send(stream, found, prefix, now_s)
-            found.taken_by = routed
+            actions += self._send(stream, replica, prefix, now_s)
+            replica.taken_by = routed
             self.book.note(stream.key, stream.sends, routed, now_s)
             if several:
-                values = (stream.key, found.name, RouteText(routed))
+                values = (stream.key, replica.name, RouteText(routed))
                 actions.append(LogLine("debug", "request %s goes to %s: %s", values))
         return actions
 
@@ -191,29 +194,28 @@ class Router:
         own = stream.kind or stream.failed_at or stream.bound_to or self._streams.is_suspect(stream)
         return bool(own or self.moves.find_pages(stream))
 
-    def _send(self, stream: Stream, found: Replica, prefix: Sequence[int], now_s: float) -> list[Action]:
-        """Give a stream to a replica."""
+    def _send(self, stream: Stream, replica: Replica, prefix: Sequence[int], now_s: float) -> list[Action]:
         actions: list[Action] = []
-        if stream.kind and found.kind != stream.kind:
+        if stream.kind and replica.kind != stream.kind:
             text = "request %s goes on with another kind of replica: its tokens may differ"
             actions.append(LogLine("warning", text, (stream.key,)))
         if prefix:
-            found.prefixes.note(prefix)
-        if not self._streams.counts[found.name]:
-            found.busy_s = now_s
+            replica.prefixes.note(prefix)
+        if not self._streams.counts[replica.name]:
+            replica.busy_s = now_s
         if not stream.sends and self._streams.takes_turns:
             stream.held_ms = (now_s - stream.due_s) * MS_PER_S
-        found.runs += 1
-        if found.runs == 1:
-            found.on_change()
-        sent = self._streams.send(stream, found.name, found.kind, now_s)
+        replica.runs += 1
+        if replica.runs == 1:
+            replica.on_change()
+        sent = self._streams.send(stream, replica.name, replica.kind, now_s)
         if stream.probation:
             self._exclusions.reserved = ""  # it is tried here, wherever room was made for it
         sent, stream.speculation = resolve_overrides(
-            sent, stream.overrides, found.engine, self._find_bounds(found, stream.submit)
+            sent, stream.overrides, replica.engine, self._find_bounds(replica, stream.submit)
         )
-        sent, told = self.moves.give(stream, sent, found, now_s)
-        return [*actions, Send(found.worker, sent), *told]
+        sent, moved = self.moves.give(stream, sent, replica, now_s)
+        return [*actions, Send(replica.worker, sent), *moved]
 
     def _find_bounds(self, replica: Replica, submit: Submit) -> OperatorBounds:
         """Return the operator's bounds for a request at a replica, as they were reckoned for the one before it where
@@ -228,14 +230,14 @@ class Router:
 
     def find_speculation(self, submit: Submit, overrides: ActiveOverrides) -> EffectiveBound | None:
         """See control.port.Control. `overrides`: those that stand now."""
-        stream = self._streams.find(submit.request_id)
+        stream = self._streams.find_live(submit.request_id)
         if stream is not None and stream.at:
             return stream.speculation
         standing = overrides if stream is None else stream.overrides
         bounds = {
-            resolve_overrides(submit, standing, one.engine, self._find_bounds(one, submit))[1]
-            for one in self._replicas.primary
-            if one.serving
+            resolve_overrides(submit, standing, replica.engine, self._find_bounds(replica, submit))[1]
+            for replica in self._replicas.primary
+            if replica.serving
         }
         return bounds.pop() if len(bounds) == 1 else None
 
@@ -265,12 +267,12 @@ class Router:
             return []
         late = now_s - due[0].due_s >= TRIAL_PATIENCE_S
         able = rules.list_able(due[0], self._replicas.with_streams, now_s) if late or rules.reserved else []
-        if any(one.name == rules.reserved for one in able):
+        if any(replica.name == rules.reserved for replica in able):
             return []
         rules.reserved = ""
         if not able or not late:
             return []
-        taken = min(able, key=lambda one: self._streams.counts[one.name])
+        taken = min(able, key=lambda replica: self._streams.counts[replica.name])
         rules.reserved = taken.name
         text = "worker %s is emptied: request %s, which may have ended its worker, is to run there alone"
         line = LogLine("warning", text, (taken.name, due[0].key))
@@ -281,16 +283,18 @@ class Router:
         actions: list[Action] = []
         placed = self._streams.at(replica.name)[: replica.places]
         for stream in streams:
-            stays, told = self.moves.want(stream, replica, now_s) if stream.gained or stream in placed else (False, [])
-            actions += [*told, *([] if stays else self._recall(stream, now_s))]
+            stays, moving = (
+                self.moves.want(stream, replica, now_s) if stream.gained or stream in placed else (False, [])
+            )
+            actions += [*moving, *([] if stays else self._recall(stream, now_s))]
         return actions
 
     def _choose_next(self, stream: Stream, now_s: float) -> tuple[Replica | None, int]:
         """Return where a stream would go now, and how many of its tokens are remembered there."""
         prefix = self._prefix(stream)
         routed = self._choose_route(stream, prefix, now_s)
-        found = self._replicas.find_named(routed.replica) if routed.replica is not None else None
-        return found, found.prefixes.count_cached_tokens(prefix) if found is not None else 0
+        replica = self._replicas.find_named(routed.replica) if routed.replica is not None else None
+        return replica, replica.prefixes.count_cached_tokens(prefix) if replica is not None else 0
 
     def _recall(self, stream: Stream, now_s: float) -> list[Action]:
         cancelled = self._cancel(stream)
@@ -314,78 +318,16 @@ class Router:
             more = [*([kept_at] if kept_at else []), *self._exclusions.list_trying()]
             every, unseen = self._fleet.candidates.choose(stream, prefix, more)
         if self._exclusions.may_find(stream, kept_at):
-            outs, risks = self._exclusions.find(stream, every, kept_at, now_s)
+            outs, risks = self._exclusions.find_exclusions(stream, every, kept_at, now_s)
         paces = self._fleet.paces
-        found = choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s, paces)
+        chosen = choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s, paces)
         if unseen:
-            found.unseen = unseen
-        return found
+            chosen.unseen = unseen
+        return chosen
 
     def _prefix(self, stream: Stream) -> list[int]:
         """Return the keys of the prompt's blocks; none where there is nothing to choose."""
         return block_keys(stream.submit.prompt) if len(self._replicas.serving) > 1 else []
-
-
-def choose_route(
-    stream: Stream,
-    prefix: Sequence[int],
-    replicas: Sequence[Replica],
-    streams: Streams,
-    outs: Mapping[str, str],
-    risks: Mapping[str, str] = _NO_RISKS,
-    around: Surroundings | None = None,
-    now_s: float = 0.0,
-    paces: SharedPaces | None = None,
-) -> Route:
-    """Return where a stream goes, by the keys of its prompt's blocks (control.routing.affinity). `outs` says of some
-    replicas why they do not take it, `risks` why they may be lost. `around`: what the replicas' devices do. `paces`:
-    what all replicas show together, where these are not all."""
-    around = around or Surroundings()
-    if paces is None:
-        paces = SharedPaces()
-        for number, replica in enumerate(replicas):
-            paces.set_paces(number, replica.paces, replica.standing.alike)
-    cold = not prefix or streams.is_suspect(stream)
-    states = []
-    for replica in replicas:
-        standing, state = replica.standing, replica.state
-        out = (outs.get(replica.name, "") if outs else "") if standing.decodes else state.phase
-        live, places, draft = standing.live, standing.places, standing.draft
-        running = live if live < places else places
-        sequences = running + 1 if running < places else places
-        pace = replica.paces
-        if pace.plain is standing.own_pace and sequences == standing.own_sequences:
-            own_ms = standing.own_ms
-        else:
-            own_ms = standing.find_own_ms(pace.plain, sequences)
-        stretch, free_share = ALONE, 1.0
-        group = paces.find_group(standing.alike)
-        tpot_ms = reckon_tpot_ms(own_ms, paces.share_tpot_ms(group, standing.expected_pace, sequences), sequences)
-        saved_ms = paces.predict_saved_ms(group, pace, draft, tpot_ms, sequences) if draft else 0.0
-        if around.loads.knows:
-            stretch, free_share = around.loads.find_share(replica.device, replica.spec.cores)
-            saved_ms = saved_ms / around.stretch_drafts(replica.name) if saved_ms else 0.0
-        states.append(
-            ReplicaState(
-                replica.name,
-                running,
-                live - running,
-                places,
-                standing.kv_tokens,
-                standing.kv_free_tokens,
-                0 if cold else replica.prefixes.count_cached_tokens(prefix),
-                tpot_ms,
-                paces.predict_prefill_ms(group, standing.expected_pace),
-                risks.get(replica.name, "") if risks else "",
-                not out,
-                out,
-                draft,
-                saved_ms,
-                stretch,
-                free_share,
-            )
-        )
-    return route(states, _request(stream, streams, around, now_s), around.weights)
 
 
 def fits(stream: Stream, replica: Replica) -> bool:
@@ -397,41 +339,10 @@ def fits(stream: Stream, replica: Replica) -> bool:
 def find_other_model(stream: Stream, replica: Replica) -> RequestError | None:
     """Return why a replica cannot go on with a stream, as its model is another one; None where it is not."""
     ready = replica.state.ready
-    begun = bool(stream.committed)
+    has_tokens = bool(stream.committed)
     if ready is None:
         return None
     known = stream.kind[0] if stream.kind else stream.submit.model_digest
-    if fits(stream, replica) and not (begun and known and ready.model.digest and known != ready.model.digest):
+    if fits(stream, replica) and not (has_tokens and known and ready.model.digest and known != ready.model.digest):
         return None
-    return build_replaced_error(begun=begun)
-
-
-class RouteText:
-    """A route in one line, with why the others were not taken: made when it is written."""
-
-    __slots__ = ("_route",)
-
-    def __init__(self, route: Route) -> None:
-        self._route = route
-
-    def __str__(self) -> str:
-        return format_route(self._route)
-
-
-def format_route(route: Route) -> str:
-    """Return a route in one line, with why the others were not taken."""
-    others = "; ".join(f"{one.name}: {one.why_not}" for one in route.rated if one.why_not)
-    return f"{route.reason}; not {others}" if others else route.reason
-
-
-def _request(stream: Stream, streams: Streams, around: Surroundings, now_s: float) -> RoutedRequest:
-    """Return what is left of a request: its length, whether it may be drafted for, and what time it has."""
-    submit, done = stream.submit, len(stream.committed)
-    first_ms = ends_ms = None
-    if around.ttft_ms > 0.0 and stream.first_s is None:
-        first_ms = around.ttft_ms - (now_s - stream.opened_s) * MS_PER_S
-    if submit.timeout_s > 0.0 or around.request_timeout_s > 0.0:
-        bounds_s = [bound for bound in (submit.timeout_s, around.request_timeout_s) if bound > 0.0]
-        ends_ms = min(bounds_s) * MS_PER_S - (now_s - stream.opened_s) * MS_PER_S
-    left = min(submit.max_tokens - done, streams.latency.output_tokens)
-    return RoutedRequest(len(submit.prompt) + done, left, submit.depth != 0, first_ms, ends_ms)
+    return build_replaced_error(begun=has_tokens)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.daemon.control.port import RouteView
+from orchestrator.daemon.control.steering_port import RouteView
 from orchestrator.daemon.control.streams.request_history import belongs_to
 from policies.serving.routing import Route
 
@@ -38,20 +38,20 @@ class RouteBook:
         if before is None:
             self._noted[key] = [noted]
         else:
-            kept = [one for one in before if one.route.replica is not None][1 - _MOST_ATTEMPTS :]
+            kept = [noted for noted in before if noted.route.replica is not None][1 - _MOST_ATTEMPTS :]
             self._rated -= _count_rated(before) - _count_rated(kept)
             self._noted[key] = [*kept, noted]
         while len(self._noted) > _MOST_REQUESTS or (self._rated > _MOST_RATED and len(self._noted) > 1):
             self._rated -= _count_rated(self._noted.popitem(last=False)[1])
 
-    def find(self, request_id: str, now_s: float) -> list[RouteView]:
+    def find_routes(self, request_id: str, now_s: float) -> list[RouteView]:
         """Return the routes of a request, of each of its choices, the last first. The answer to a request with several
         choices has the id of the first."""
         keys = [key for key in self._noted if belongs_to(key, request_id)]
-        found = [(one, key) for key in keys for one in self._noted[key]]
+        routes = [(noted, key) for key in keys for noted in self._noted[key]]
         return [
-            _view(key, one, now_s)
-            for one, key in sorted(found, key=lambda pair: (-pair[0].at_s, pair[1], -pair[0].attempt))
+            _view(key, noted, now_s)
+            for noted, key in sorted(routes, key=lambda pair: (-pair[0].at_s, pair[1], -pair[0].attempt))
         ]
 
 
@@ -65,4 +65,22 @@ def _view(key: str, noted: _Noted, now_s: float) -> RouteView:
 
 
 def _count_rated(noted: list[_Noted]) -> int:
-    return sum(len(one.route) for one in noted)
+    return sum(len(attempt.route) for attempt in noted)
+
+
+class RouteText:
+    """A route in one line, with why the others were not taken: made when it is written."""
+
+    __slots__ = ("_route",)
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+
+    def __str__(self) -> str:
+        return format_route(self._route)
+
+
+def format_route(route: Route) -> str:
+    """Return a route in one line, with why the others were not taken."""
+    others = "; ".join(f"{rated.name}: {rated.why_not}" for rated in route.rated if rated.why_not)
+    return f"{route.reason}; not {others}" if others else route.reason

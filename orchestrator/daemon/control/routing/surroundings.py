@@ -25,10 +25,6 @@ class RoutingRules:
 USUAL_ROUTING: Final = RoutingRules()
 
 
-def _list_none(replica: str) -> Sequence[WorkerSpec]:
-    return ()
-
-
 @dataclass(slots=True)
 class Surroundings:
     """`list_drafts`: the draft workers that serve a replica. `hysteresis`: a request that waits moves only where it
@@ -40,13 +36,7 @@ class Surroundings:
     hysteresis: float = HYSTERESIS
     request_timeout_s: float = 0.0
     ttft_ms: float = 0.0
-    list_drafts: Callable[[str], Sequence[WorkerSpec]] = _list_none
-
-    @classmethod
-    def of(cls, rules: RoutingRules, request_timeout_s: float, ttft_ms: float) -> Surroundings:
-        """Return them by these rules, with nothing known of devices yet."""
-        board = LoadBoard(rules.smoothing)
-        return cls(board, rules.weights, rules.hysteresis, request_timeout_s, ttft_ms)
+    list_drafts: Callable[[str], Sequence[WorkerSpec]] = lambda replica: ()
 
     def take_figures(self, other: Surroundings) -> None:
         """Take the weights and bounds of others; what is known of devices stays."""

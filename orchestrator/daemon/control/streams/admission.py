@@ -1,14 +1,17 @@
-"""Which requests are taken in, by the state of all replicas."""
+"""Which requests are taken in: mostly by control's own counts, else by the state of all replicas. No effects."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.port import ReplicaView, StateView
 from orchestrator.daemon.control.routing.latency import MAX_RETRY_AFTER_S
-from orchestrator.daemon.control.routing.surroundings import USUAL_ROUTING, RoutingRules
+from orchestrator.daemon.control.routing.loads import LoadBoard
+from orchestrator.daemon.control.routing.surroundings import USUAL_ROUTING, RoutingRules, Surroundings
 from orchestrator.daemon.control.state import FAILED, RESTARTING, effective_places
 from orchestrator.daemon.control.streams.streams import Streams
 from orchestrator.errors import RequestError
@@ -37,6 +40,11 @@ class ControlLimits:
     failover: FailoverRules = NO_RULES
     routing: RoutingRules = USUAL_ROUTING
 
+    def surround(self) -> Surroundings:
+        """Return what routing looks at by these, with nothing known of devices yet."""
+        rules, board = self.routing, LoadBoard(self.routing.smoothing)
+        return Surroundings(board, rules.weights, rules.hysteresis, self.request_timeout_s, self.ttft.ms or 0.0)
+
 
 class Asked(NamedTuple):
     """A request that takes `wanted` places, where `coming` others are about to be taken in."""
@@ -48,7 +56,9 @@ class Asked(NamedTuple):
 ONE = Asked()
 
 
-def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now_s: float, asked: Asked = ONE) -> None:
+def refuse_or_pass(
+    view: StateView, limits: ControlLimits, streams: Streams, now_s: float, request: Asked = ONE
+) -> None:
     """Raise RequestError where a request cannot be taken in now. A replica that is started again keeps its places."""
     phase = view.phase
     if phase in _RETRY_AFTER_S:
@@ -73,7 +83,30 @@ def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now
         retry_after_s = _RETRY_AFTER_S["draining"]
         raise RequestError(why, status=503, kind="server_error", code="model_cordoned", retry_after_s=retry_after_s)
     places = sum(places_of(replica) for replica in view.replicas)
-    refuse_crowd(Crowd(view.streams, len(tried), places), limits, streams, now_s, asked)
+    refuse_crowd(Crowd(view.streams, len(tried), places), limits, streams, now_s, request)
+
+
+def check_room(
+    state: State, limits: ControlLimits, look: Callable[[], StateView], now_s: float, request: Asked = ONE
+) -> None:
+    """Raise RequestError where a request cannot be taken in now. Where no replica is ready, or all are held, the view
+    that `look` returns says why."""
+    fleet = state.fleet
+    fleet.refresh()
+    if state.draining or not fleet.count_ready() or (state.health.holds and _are_held(state, now_s)):
+        refuse_or_pass(look(), limits, state.streams, now_s, request)
+        return
+    crowd = Crowd(len(state.streams), fleet.count_hopeful(), fleet.count_usable_places())
+    refuse_crowd(crowd, limits, state.streams, now_s, request)
+
+
+def _are_held(state: State, now_s: float) -> bool:
+    """True where an operator keeps work away from every replica: mostly the first one that is asked for says no."""
+    return all(
+        state.health.judge(replica.parts, now_s, replica.name).held
+        for replica in state.replicas.serving
+        if not replica.standing.failed
+    )
 
 
 def describe_held(view: StateView) -> str:
@@ -91,19 +124,21 @@ class Crowd(NamedTuple):
     places: int
 
 
-def refuse_crowd(crowd: Crowd, limits: ControlLimits, streams: Streams, now_s: float, asked: Asked = ONE) -> None:
+def refuse_crowd(crowd: Crowd, limits: ControlLimits, streams: Streams, now_s: float, request: Asked = ONE) -> None:
     """Raise RequestError where there are too many requests for this one."""
     expected_ms = streams.latency.times.ttft_ms(crowd.streams, max(1, crowd.places))
     late_s = min(MAX_RETRY_AFTER_S, retry_s(expected_ms, limits.ttft))
     most = crowd.replicas * limits.max_running + limits.max_waiting
-    if asked.wanted > most:
-        text = f"this request has {asked.wanted} choices, and {most} run or wait here at a time: ask for fewer at once"
+    if request.wanted > most:
+        text = (
+            f"this request has {request.wanted} choices, and {most} run or wait here at a time: ask for fewer at once"
+        )
         raise RequestError(text, code="too_many_choices")
-    if crowd.streams + asked.coming + asked.wanted > most:
+    if crowd.streams + request.coming + request.wanted > most:
         raise _busy(
-            f"the queue is full: {crowd.streams + asked.coming} requests run or wait",
+            f"the queue is full: {crowd.streams + request.coming} requests run or wait",
             "queue_full",
-            max(streams.promise_place(now_s, crowd.places, asked.wanted), late_s),
+            max(streams.promise_place(now_s, crowd.places, request.wanted), late_s),
         )
     if limits.refuse_late and late_s:
         raise _busy(

@@ -113,7 +113,6 @@ class KvMoves:
 
     @property
     def under_way(self) -> bool:
-        """True where there are moves to be looked after."""
         return bool(self._moves or self._sums)
 
     def find_pages(self, stream: Stream) -> str:
@@ -122,10 +121,9 @@ class KvMoves:
         return move.target if move is not None and move.linked and move.stage is _Stage.CAME else ""
 
     def advance(self, now_s: float) -> list[Action]:
-        """Take the steps that are possible by now."""
         actions: list[Action] = []
         for move in list(self._moves.values()):
-            if self._streams.find(move.stream.key) is not move.stream:
+            if self._streams.find_live(move.stream.key) is not move.stream:
                 actions += self._end(move)
             elif not move.stands:
                 actions += self._recompute(move, "the worker that had it is lost")
@@ -133,7 +131,7 @@ class KvMoves:
                 actions += self._give_up(move, now_s)
             elif move.stage is _Stage.WANTED:
                 actions += self._ask(move, now_s)
-        for name in [name for name in self._sums if not any(one.source.name == name for one in self._moves.values())]:
+        for name in [name for name in self._sums if not any(move.source.name == name for move in self._moves.values())]:
             actions += _tell_sum(name, self._sums.pop(name))
         return actions
 
@@ -180,10 +178,7 @@ class KvMoves:
         self._add(move.source, KvMoveTotals(1, 0, event.length_bytes, seconds))
         text = "request %s went on with its KV cache: %.1f MiB, copied %s in %.0f ms"
         way = "over a link" if move.linked else "through shared memory"
-        return [
-            LogLine("debug", text, (move.stream.key, event.length_bytes / MIB, way, took_ms)),
-            *self._end(move),
-        ]
+        return [LogLine("debug", text, (move.stream.key, event.length_bytes / MIB, way, took_ms)), *self._end(move)]
 
     def _find_obstacle(self, stream: Stream, source: Replica) -> str:
         if not self.enabled:
@@ -217,11 +212,11 @@ class KvMoves:
         target, remembered = self._choose_next(move.stream, now_s)
         if target is None or target is move.source:
             return []
-        asked = [one for one in self._moves.values() if one.stage is not _Stage.WANTED]
-        coming = sum(one.target == target.name for one in asked if one.stage is _Stage.ASKED)
+        moving = [other for other in self._moves.values() if other.stage is not _Stage.WANTED]
+        coming = sum(other.target == target.name for other in moving if other.stage is _Stage.ASKED)
         length = _most_bytes(move.stream, move.source.state.ready)
         if self._streams.counts[target.name] + coming >= target.places or not may_begin(
-            sum(one.most_bytes for one in asked if one.has_memory), len(asked), length
+            sum(other.most_bytes for other in moving if other.has_memory), len(moving), length
         ):
             return []
         price, why = self._price(move.stream, move.source, target, remembered)
@@ -243,7 +238,6 @@ class KvMoves:
         ]
 
     def _give_up(self, move: _Move, now_s: float) -> list[Action]:
-        """A stage lasts too long."""
         match move.stage:
             case _Stage.WANTED:
                 return self._recompute(move, "there was no place for it", now_s)
@@ -296,11 +290,10 @@ def _format_of(replica: Replica) -> str:
 
 def _list_paces(source: Replica, target: Replica) -> list[ReplicaPace]:
     """Return the paces that say what a prompt's tokens take: the next replica's, where it has computed any."""
-    return [one.paces.plain for one in ((target,) if target.paces.plain.prefill_ms else (source,))]
+    return [replica.paces.plain for replica in ((target,) if target.paces.plain.prefill_ms else (source,))]
 
 
 def _most_bytes(stream: Stream, ready: Ready | None) -> int:
-    """Return the bound of a stream's pages."""
     if ready is None:
         return 0
     tokens = len(stream.submit.prompt) + len(stream.committed) + _MORE_TOKENS

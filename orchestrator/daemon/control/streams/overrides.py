@@ -46,7 +46,7 @@ class ActiveOverrides(NamedTuple):
         enabled = True if submit.policy_depth else None
         own = Override(Scope.REQUEST, enabled, submit.depth, submit.most_depth)
         recorded = (self.sessions.get(submit.user) if submit.user else None, self.engines.get(engine))
-        return [own, *(one.override for one in recorded if one is not None)]
+        return [own, *(override.override for override in recorded if override is not None)]
 
 
 NO_OVERRIDES = ActiveOverrides()
@@ -67,11 +67,11 @@ def resolve_overrides(
     asks = submit.depth is not None or submit.most_depth is not None or submit.policy_depth
     if not asks and not standing.engines and not (submit.user and standing.sessions):
         return submit, _find_default(bounds)
-    found = effective(standing.of(submit, engine), bounds)
-    if found.by is Scope.DEFAULT:
-        return submit, found
-    depth, most = (found.most, None) if found.fixed else (None, found.most)
-    return msgspec.structs.replace(submit, depth=depth, most_depth=most), found
+    bound = effective(standing.of(submit, engine), bounds)
+    if bound.by is Scope.DEFAULT:
+        return submit, bound
+    depth, most = (bound.most, None) if bound.fixed else (None, bound.most)
+    return msgspec.structs.replace(submit, depth=depth, most_depth=most), bound
 
 
 @lru_cache(maxsize=64)
@@ -120,13 +120,13 @@ def change_overrides(
         return NO_OVERRIDES, [{"everybody": True}]
     changed = [engine] if engine is not None else list(engines)
     replaced = standing._replace(engines=_replace_override(standing.engines, changed, recorded))
-    return replaced, [{"engine": one} for one in changed]
+    return replaced, [{"engine": number} for number in changed]
 
 
 def _replace_override(
     known: Mapping[_K, RecordedOverride], keys: Collection[_K], recorded: RecordedOverride | None
 ) -> Mapping[_K, RecordedOverride]:
-    others = {key: one for key, one in known.items() if key not in keys}
+    others = {key: override for key, override in known.items() if key not in keys}
     return MappingProxyType(others | (dict.fromkeys(keys, recorded) if recorded is not None else {}))
 
 

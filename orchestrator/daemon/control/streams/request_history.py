@@ -6,7 +6,7 @@ Live requests have one history each. Those that have ended stay in a bounded boo
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from device_profiles.units import MS_PER_S
@@ -22,24 +22,6 @@ _NEWEST_STRETCHES: Final = 4
 
 _SHARE_COUNTS: Final = tuple(name for name in DrafterShare.__struct_fields__ if name != "name")
 _NO_STATS: Final = RequestStats(0, 0, 0, 0, 0, 0.0, 0.0)
-
-
-@dataclass(slots=True)
-class _Rounds:
-    """Rounds in a row that ended up to `at_s` after the request came."""
-
-    at_s: float
-    rounds: int
-    tokens: int
-    drafted: int
-    accepted: int
-
-    def add(self, more: _Rounds) -> None:
-        self.at_s = more.at_s
-        self.rounds += more.rounds
-        self.tokens += more.tokens
-        self.drafted += more.drafted
-        self.accepted += more.accepted
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +47,7 @@ class RequestHistory:
     predicted_right: int = 0
     lane: str = ""
     tolerated: int = 0
-    rounds: list[_Rounds] = field(default_factory=list)
+    rounds: list[RoundsView] = field(default_factory=list)
     moves: list[MoveView] = field(default_factory=list)
     _shares: dict[str, DrafterShare] = field(default_factory=dict)
     _left_shares: dict[str, DrafterShare] = field(default_factory=dict)
@@ -86,23 +68,22 @@ class RequestHistory:
         self.replica = ""
 
     def observe_delta(self, delta: Delta, now_s: float) -> None:
-        """Its worker said what a round did for it."""
         if delta.stats is not None:
             before, self._stats = self._stats, delta.stats
             drafted, accepted = delta.stats.drafted - before.drafted, delta.stats.accepted - before.accepted
             self.predicted += delta.stats.predicted - before.predicted
             self.predicted_right += delta.stats.predicted_right - before.predicted_right
             self.tolerated += delta.stats.tolerated - before.tolerated
-            self._add(_Rounds(now_s - self.opened_s, 1, len(delta.tokens), drafted, accepted))
+            self._add(RoundsView(now_s - self.opened_s, 1, len(delta.tokens), drafted, accepted))
             if delta.stats.drafters:
-                self._shares = {one.name: one for one in delta.stats.drafters}
+                self._shares = {share.name: share for share in delta.stats.drafters}
         if delta.tokens and self.first_s is None:
             self.first_s = now_s
             if delta.stats is not None:
                 self.worker_queue_ms, self.prefill_ms = delta.stats.queue_ms, delta.stats.prefill_ms
         self.tokens += len(delta.tokens)
 
-    def _add(self, done: _Rounds) -> None:
+    def _add(self, done: RoundsView) -> None:
         """Add a round. A long request has longer stretches, not more of them."""
         if self.rounds and self.rounds[-1].rounds < self._a_stretch:
             self.rounds[-1].add(done)
@@ -115,9 +96,8 @@ class RequestHistory:
         self.rounds.append(done)
 
     def view(self, now_s: float) -> RequestView:
-        """Return it for people and programs."""
         newest = self.rounds[-_NEWEST_STRETCHES:]
-        count = sum(one.rounds for one in newest)
+        count = sum(stretch.rounds for stretch in newest)
         left_queue_s = self.sent_s if self.sent_s is not None else self.ended_s if self.ended_s is not None else now_s
         return RequestView(
             request_id=self.key,
@@ -129,7 +109,7 @@ class RequestHistory:
             owner=self.owner,
             prompt_tokens=self.prompt_tokens,
             tokens=self.tokens,
-            depth=sum(one.drafted for one in newest) / count if count else 0.0,
+            depth=sum(stretch.drafted for stretch in newest) / count if count else 0.0,
             queue_ms=(left_queue_s - self.opened_s) * MS_PER_S + self.worker_queue_ms,
             prefill_ms=self.prefill_ms,
             first_token_ms=None if self.first_s is None else (self.first_s - self.opened_s) * MS_PER_S,
@@ -139,9 +119,7 @@ class RequestHistory:
             predicted_right=self.predicted_right,
             lane=self.lane,
             tolerated=self.tolerated,
-            rounds=tuple(
-                RoundsView(one.at_s, one.rounds, one.tokens, one.drafted, one.accepted) for one in self.rounds
-            ),
+            rounds=tuple(map(replace, self.rounds)),
             moves=tuple(self.moves),
             drafters=tuple(_add_shares(self._left_shares, self._shares).values()),
         )
@@ -156,14 +134,14 @@ class RequestHistory:
 
 def _add_shares(before: dict[str, DrafterShare], more: dict[str, DrafterShare]) -> dict[str, DrafterShare]:
     """Return what each drafter did by the words of two workers, one after the other."""
-    found = dict(before)
+    shares = dict(before)
     for name, share in more.items():
-        if (known := found.get(name)) is not None:
-            counts = {one: getattr(known, one) + getattr(share, one) for one in _SHARE_COUNTS}
-            found[name] = DrafterShare(name, **counts)
+        if (known := shares.get(name)) is not None:
+            counts = {count: getattr(known, count) + getattr(share, count) for count in _SHARE_COUNTS}
+            shares[name] = DrafterShare(name, **counts)
         else:
-            found[name] = share
-    return found
+            shares[name] = share
+    return shares
 
 
 class RequestHistories:
@@ -174,29 +152,27 @@ class RequestHistories:
         self._ended: OrderedDict[str, RequestHistory] = OrderedDict()
 
     def open(self, submit: Submit, now_s: float) -> RequestHistory:
-        """A request was taken in."""
-        found = RequestHistory(submit.request_id, submit.owner, len(submit.prompt), now_s)
-        found.tokens, found.lane = len(submit.committed), submit.variant
-        found.prediction_tokens = len(submit.prediction) // BYTES_PER_TOKEN
-        self._live[submit.request_id] = found
-        return found
+        history = RequestHistory(submit.request_id, submit.owner, len(submit.prompt), now_s)
+        history.tokens, history.lane = len(submit.committed), submit.variant
+        history.prediction_tokens = len(submit.prediction) // BYTES_PER_TOKEN
+        self._live[submit.request_id] = history
+        return history
 
     def end(self, key: str, outcome: str, now_s: float) -> None:
         """A request ended; it keeps what it was last known to be."""
-        found = self._live.pop(key, None)
-        if found is None:
+        history = self._live.pop(key, None)
+        if history is None:
             return
-        found.outcome, found.ended_s = outcome, now_s
+        history.outcome, history.ended_s = outcome, now_s
         self._ended.pop(key, None)
-        self._ended[key] = found
+        self._ended[key] = history
         if len(self._ended) > _MOST_ENDED:
             self._ended.popitem(last=False)
 
     def list_live(self) -> list[RequestHistory]:
-        """Return those of the live requests, the oldest first."""
         return list(self._live.values())
 
-    def find(self, request_id: str) -> list[RequestHistory]:
+    def find_choices(self, request_id: str) -> list[RequestHistory]:
         """Return those of a request's choices, live and ended, in the order of the choices."""
         every = {**self._ended, **self._live}
         return [every[key] for key in sorted(every) if belongs_to(key, request_id)]
@@ -204,7 +180,8 @@ class RequestHistories:
     def find_like(self, wanted: str) -> RequestHistory | None:
         """Return the newest history of a request by its id, or by the digest of what it asks for."""
         every = [*self._ended.values(), *self._live.values()]
-        return next((one for one in reversed(every) if one.digest == wanted or belongs_to(one.key, wanted)), None)
+        alike = (history for history in reversed(every) if wanted == history.digest or belongs_to(history.key, wanted))
+        return next(alike, None)
 
 
 def belongs_to(key: str, request_id: str) -> bool:

@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.daemon.control import events
 from orchestrator.daemon.control.actions import Action, LogLine, Send
-from orchestrator.daemon.control.events import (
-    DraftersChosen,
-    FailoverAsked,
-    FailoverUndone,
-    RequestCancelled,
-    RequestQuarantined,
-    SteeringEvent,
-)
-from orchestrator.daemon.control.health.blame import Blame, refuse
+from orchestrator.daemon.control.health.blame import NO_RETRY, Blame, refuse
 from orchestrator.daemon.control.health.health import HealthBoard, Part
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
 from orchestrator.daemon.control.replicas.standbys import Standbys
@@ -28,16 +21,15 @@ from orchestrator.errors import RequestError
 from orchestrator.protocol.draft_messages import ChooseDrafters
 from policies.serving.failover.health import Health
 
-_NO_RETRY = {"x-should-retry": "false"}
 _CANCELLED = "the operator of this server has cancelled this request"
 
 
 @dataclass(slots=True)
 class _Failover:
-    """`begun`: the other one serves, and the streams are on their way."""
+    """`under_way`: the other one serves, and the streams are on their way."""
 
     target: str
-    begun: bool = False
+    under_way: bool = False
 
 
 class OperatorSteering:
@@ -61,18 +53,17 @@ class OperatorSteering:
         self._failovers: dict[str, _Failover] = {}  # by the worker that gives its streams away
         self.chosen: dict[int, tuple[str, ...]] = {}  # drafters, by the replica's number
 
-    def fold(self, event: SteeringEvent, now_s: float) -> list[Action]:
-        """Do what an operator asks."""
+    def fold(self, event: events.SteeringEvent, now_s: float) -> list[Action]:
         match event:
-            case RequestCancelled():
+            case events.RequestCancelled():
                 return self._cancel(event, now_s)
-            case FailoverAsked():
+            case events.FailoverAsked():
                 return self._fail_over(event, now_s)
-            case FailoverUndone():
+            case events.FailoverUndone():
                 return self._give_back(event.source, now_s)
-            case DraftersChosen():
+            case events.DraftersChosen():
                 return self._choose(event)
-            case RequestQuarantined():
+            case events.RequestQuarantined():
                 return self._quarantine(event, now_s)
 
     def advance(self, now_s: float) -> list[Action]:
@@ -80,25 +71,26 @@ class OperatorSteering:
         worker of the same name has nothing to do with it."""
         self._forget_gone()
         actions: list[Action] = []
-        for source, one in self._failovers.items():
-            target, giver = self._find(one.target), self._find(source)
-            if one.begun or giver is None or target is None or target.rank is not Rank.SERVING or not target.serving:
+        for source, failover in self._failovers.items():
+            target, giver = self._find(failover.target), self._find(source)
+            serves = target is not None and target.rank is Rank.SERVING and target.serving
+            if failover.under_way or giver is None or target is None or not serves:
                 continue
-            one.begun = True
+            failover.under_way = True
             count = self._router.bind(giver, target)
             self._health.hold(Part("worker", source), Health.DRAINING)
             text = "worker %s is failed over to %s, as an operator wants it: %d streams"
-            actions += [LogLine("warning", text, (source, one.target, count)), *self._router.retire(giver, now_s)[1]]
+            actions.append(LogLine("warning", text, (source, failover.target, count)))
+            actions += self._router.retire(giver, now_s)[1]
         return actions
 
     @property
     def has_failovers(self) -> bool:
-        """True where a worker was failed over."""
         return bool(self._failovers)
 
     def list_failovers(self) -> dict[str, str]:
         """Return where workers give their streams, by the worker."""
-        return {source: one.target for source, one in self._failovers.items()}
+        return {source: failover.target for source, failover in self._failovers.items()}
 
     def observe_ready(self, replica: Replica, drafters: Sequence[str]) -> list[Action]:
         """Tell a worker that has just got these drafters which are chosen for its place. A choice of one that is not
@@ -108,8 +100,8 @@ class OperatorSteering:
             return []
         if not set(names) <= set(drafters):
             del self.chosen[replica.engine]
-            told = LogLine("warning", "the choice of drafters of worker %s is over: one is gone", (replica.name,))
-            return [told, Send(replica.worker, ChooseDrafters(None))]
+            line = LogLine("warning", "the choice of drafters of worker %s is over: one is gone", (replica.name,))
+            return [line, Send(replica.worker, ChooseDrafters(None))]
         return [Send(replica.worker, ChooseDrafters(list(names)))]
 
     def observe_release(self, part: Part) -> None:
@@ -129,15 +121,15 @@ class OperatorSteering:
                 self._health.hold(part, None)
                 self.observe_release(part)
 
-    def _cancel(self, event: RequestCancelled, now_s: float) -> list[Action]:
-        error = RequestError(_CANCELLED, status=409, code="request_cancelled", headers=_NO_RETRY)
-        found = [stream for key in event.streams if (stream := self._streams.find(key)) is not None]
-        told: list[Action] = [
-            LogLine("info", "request %s is cancelled, as an operator wants it", (one.key,)) for one in found
+    def _cancel(self, event: events.RequestCancelled, now_s: float) -> list[Action]:
+        error = RequestError(_CANCELLED, status=409, code="request_cancelled", headers=NO_RETRY)
+        streams = [stream for key in event.streams if (stream := self._streams.find_live(key)) is not None]
+        lines: list[Action] = [
+            LogLine("info", "request %s is cancelled, as an operator wants it", (stream.key,)) for stream in streams
         ]
-        return told + [action for stream in found for action in self._router.end(stream, now_s, error)]
+        return lines + [action for stream in streams for action in self._router.end(stream, now_s, error)]
 
-    def _fail_over(self, event: FailoverAsked, now_s: float) -> list[Action]:
+    def _fail_over(self, event: events.FailoverAsked, now_s: float) -> list[Action]:
         actions: list[Action] = []
         if event.target in self._failovers:  # the other way round: that one serves again
             undone = self._failovers.pop(event.target)
@@ -160,17 +152,17 @@ class OperatorSteering:
         return [LogLine("info", "worker %s has its place again: %d streams go back", (source, count)), *actions]
 
     def _call(self, name: str, *, called: bool) -> None:
-        if called or name not in [one.target for one in self._failovers.values()]:
+        if called or name not in [failover.target for failover in self._failovers.values()]:
             self._standbys.call(name, called=called)
 
-    def _choose(self, event: DraftersChosen) -> list[Action]:
+    def _choose(self, event: events.DraftersChosen) -> list[Action]:
         actions: list[Action] = []
-        told = "as configured" if event.names is None else ", ".join(event.names) or "none"
+        chosen = "as configured" if event.names is None else ", ".join(event.names) or "none"
         names = None if event.names is None else list(event.names)
         for replica in self._replicas.list_ranked(*Rank):
             if replica.engine not in event.engines:
                 continue
-            actions.append(LogLine("info", "drafters of worker %s: %s", (replica.name, told)))
+            actions.append(LogLine("info", "drafters of worker %s: %s", (replica.name, chosen)))
             if replica.state.ready is not None and replica.life.running:
                 actions.append(Send(replica.worker, ChooseDrafters(names)))
         for engine in event.engines:
@@ -180,17 +172,17 @@ class OperatorSteering:
                 self.chosen[engine] = event.names
         return actions
 
-    def _quarantine(self, event: RequestQuarantined, now_s: float) -> list[Action]:
+    def _quarantine(self, event: events.RequestQuarantined, now_s: float) -> list[Action]:
         wanted = (event.digest, event.request_id, event.prompt_tokens)
-        found = self._blame.quarantine(*wanted, now_s=now_s, until_s=event.until_s)
-        error = refuse(found, now_s)
+        quarantined = self._blame.quarantine(*wanted, now_s=now_s, until_s=event.until_s)
+        error = refuse(quarantined, now_s)
         live = [stream for stream in self._streams.live() if stream.digest == event.digest]
         line = LogLine("warning", "requests like %s are refused, as an operator wants it", (event.request_id,))
         return [line, *(action for stream in live for action in self._router.end(stream, now_s, error))]
 
     def _find(self, name: str) -> Replica | None:
-        standby = self._standbys.find(name)
+        standby = self._standbys.find_replica(name)
         if standby is not None:
             return standby
-        found = self._replicas.find_named(name)
-        return found if found is not None and found.rank in (Rank.SERVING, Rank.RETIRING) else None
+        replica = self._replicas.find_named(name)
+        return replica if replica is not None and replica.rank in (Rank.SERVING, Rank.RETIRING) else None

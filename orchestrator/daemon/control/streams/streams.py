@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from orchestrator.daemon.control.actions import Deliver, TellResumed
+from orchestrator.daemon.control.actions import Deliver, Notify
 from orchestrator.daemon.control.health.blame import Blame, Witness, digest_request
 from orchestrator.daemon.control.routing.latency import RecentLatency, Running
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, ActiveOverrides
@@ -56,7 +56,8 @@ class Stream:
     replica. `failed_at`: replicas that computed no finite number for it. `kind`: of
     the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
     `interrupted`: what its next token ends, where it is traced.
-    `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
+    `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader
+    has heard of `reported_bound`.
     It was the `number`-th that came, at `opened_s`, by the clock, waited here for `held_ms` until it was first sent,
     and had its first token at `first_s`. `bound_to`: where an operator sends it, `left`: from where; "": none does.
     """
@@ -80,7 +81,7 @@ class Stream:
     last_stats: RequestStats | None = None
     overrides: ActiveOverrides = NO_OVERRIDES
     speculation: EffectiveBound | None = None
-    told: EffectiveBound | None = None
+    reported_bound: EffectiveBound | None = None
     interrupted: Interruption | None = None
     bound_to: str = ""
     left: str = ""
@@ -94,7 +95,6 @@ class Stream:
 
     @property
     def key(self) -> str:
-        """The request's id."""
         return self.submit.request_id
 
     def expect_left_s(self, now_s: float, usual_tokens: int) -> float:
@@ -132,7 +132,7 @@ class Streams:
         self.owners: Counter[str] = Counter()  # live streams by whose they are
         self.accounts = FairAccounts()
         self.latency = RecentLatency()
-        self._resumed: list[TellResumed] = []
+        self._resumed: list[Notify] = []
         self.histories = RequestHistories()
         self._answered: OrderedDict[str, None] = OrderedDict()  # digests of which there was a token, the oldest first
 
@@ -150,12 +150,10 @@ class Streams:
 
     @property
     def waits(self) -> bool:
-        """True where some have no replica."""
         return bool(self._waiting)
 
     @property
     def held(self) -> int:
-        """How many no replica has."""
         return len(self._live) - len(self._sent)
 
     @property
@@ -178,8 +176,7 @@ class Streams:
         self._owned += submit.owner != ""
         return stream
 
-    def find(self, key: str) -> Stream | None:
-        """Return the live stream of a request."""
+    def find_live(self, key: str) -> Stream | None:
         return self._live.get(key)
 
     def deliver(self, delta: Delta, now_s: float) -> Deliver | None:
@@ -205,7 +202,6 @@ class Streams:
         return Deliver(stream.key, self._finish(stream, delta, now_s) if delta.finish else delta)
 
     def _begin(self, stream: Stream, delta: Delta, now_s: float) -> None:
-        """A stream has its first token."""
         if stream.first_s is None:
             self._count_begun(stream.digest, -1)
         stream.first_s = now_s
@@ -226,18 +222,18 @@ class Streams:
         counts = (len(stream.submit.prompt), len(stream.committed))
         if counts == (delta.stats.prompt_tokens, delta.stats.generated):
             return delta  # a resumed request was prompted once, whatever its last worker saw
-        told = msgspec.structs.replace(delta.stats, prompt_tokens=counts[0], generated=counts[1])
-        return msgspec.structs.replace(delta, stats=told)
+        stats = msgspec.structs.replace(delta.stats, prompt_tokens=counts[0], generated=counts[1])
+        return msgspec.structs.replace(delta, stats=stats)
 
     def _note_resumed(self, stream: Stream, interrupted: Interruption, now_s: float) -> None:
         why, left, at_s = interrupted
         stream.interrupted = None
         if stream.submit.trace is not None:
             pause_ms = (now_s - at_s) * MS_PER_S
-            told = (stream.submit.trace, stream.key, why, left, stream.at, stream.sends, pause_ms)
-            self._resumed.append(TellResumed(ResumedStream(*told)))
+            fields = (stream.submit.trace, stream.key, why, left, stream.at, stream.sends, pause_ms)
+            self._resumed.append(Notify(ResumedStream(*fields)))
 
-    def take_resumed(self) -> list[TellResumed]:
+    def take_resumed(self) -> list[Notify]:
         """Return, once, which traced streams go on."""
         if not self._resumed:
             return []
@@ -245,11 +241,9 @@ class Streams:
         return resumed
 
     def live(self) -> list[Stream]:
-        """Return all live streams, oldest first."""
         return list(self._live.values())
 
     def find_sent(self, sent_id: str) -> Stream | None:
-        """Return the stream that a worker knows by this id."""
         return self._sent.get(sent_id)
 
     def at(self, replica: str) -> list[Stream]:
@@ -272,16 +266,14 @@ class Streams:
 
     @property
     def has_suspects(self) -> bool:
-        """True where some request may have ended a worker."""
         return self._blame.has_records
 
     def count_suspects(self) -> Counter[str]:
-        """Return how many suspects each replica has."""
         return Counter(stream.at for stream in self._sent.values() if self.is_suspect(stream))
 
     def on_trial(self) -> Stream | None:
         """Return the suspect that a replica tries now. Whatever has been cleared of its deaths since is none."""
-        return next((one for one in self._tried.values() if one.probation and self.is_suspect(one)), None)
+        return next((stream for stream in self._tried.values() if stream.probation and self.is_suspect(stream)), None)
 
     def due(self) -> list[Stream]:
         """Return the streams that no replica has, oldest first, and where they have owners in fair turns. Before them
@@ -301,7 +293,7 @@ class Streams:
         innocent = [stream for stream in waiting if stream not in suspects]
         if not suspects or self.on_trial() is not None:
             return innocent
-        first = min(suspects, key=lambda one: (-self._blame.suspicion(one.digest), len(one.committed)))
+        first = min(suspects, key=lambda suspect: (-self._blame.suspicion(suspect.digest), len(suspect.committed)))
         return [first, *innocent]
 
     def _work_of(self, stream: Stream) -> WaitingRequest:
@@ -354,7 +346,7 @@ class Streams:
         """
         sent = self.at(replica)
         served = [stream for stream in sent if stream.committed and not stream.gained][:places]
-        running = [one for index, one in enumerate(sent) if index < places or one.gained or one in served]
+        running = [stream for index, stream in enumerate(sent) if index < places or stream.gained or stream in served]
         seen = [
             Witness(
                 *(stream.submit, stream.digest, stream.gained >= SETTLED_TOKENS),
@@ -384,9 +376,9 @@ class Streams:
     def _forget_sent(self, stream: Stream) -> None:
         if self._sent.pop(stream.sent_id, None) is None:
             return
-        there = self._at[stream.at]
-        del there[stream.sent_id]
-        if not there:
+        streams = self._at[stream.at]
+        del streams[stream.sent_id]
+        if not streams:
             del self._at[stream.at]
         self._tried.pop(stream.sent_id, None)
         if stream.first_s is None:
@@ -409,8 +401,8 @@ def _address(stream: Stream, delta: Delta) -> Delta:
     """Return a worker's delta as the stream's reader is to have it."""
     if delta.request_id != stream.key:
         delta = msgspec.structs.replace(delta, request_id=stream.key)
-    if stream.speculation is not stream.told:
-        stream.told = stream.speculation
+    if stream.speculation is not stream.reported_bound:
+        stream.reported_bound = stream.speculation
         delta = msgspec.structs.replace(delta, speculation=stream.speculation)
     if delta.stats is not None and stream.held_ms:
         waited = msgspec.structs.replace(delta.stats, queue_ms=delta.stats.queue_ms + stream.held_ms)

@@ -160,7 +160,7 @@ def measure_fleet(replicas: int, requests: int) -> dict[str, float]:
     losses = 20
     lost_s = sum(_time(partial(fleet.lose_worker, number % replicas)) for number in range(losses))
     fleet.clock.now_s += 5.0
-    view_s = _time(partial(fleet.control._look, fleet.clock.now_s))
+    view_s = _time(partial(fleet.control.views.build_view, fleet.clock.now_s))
     metrics = Metrics(fleet.control, fleet.clock)
     metrics.render()
     fleet.clock.now_s += 5.0

@@ -29,11 +29,9 @@ from orchestrator.daemon.control.actions import (
 from orchestrator.daemon.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen
 from orchestrator.daemon.control.health.watch import TICK_S
 from orchestrator.daemon.control.port import StateView
-from orchestrator.daemon.control.routing.room import check_room
-from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.state import whole
 from orchestrator.daemon.control.step import State, step
-from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.daemon.control.streams.admission import ControlLimits, check_room
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit
 from outrider_lab.simulation.courses import CourseBook
@@ -99,7 +97,7 @@ class World:
         self._over = self.env.event()
         self._all_sent = False
         self._ended = ended
-        around = Surroundings.of(limits.routing, limits.request_timeout_s, limits.ttft.ms or 0.0)
+        around = limits.surround()
         pools = dict(fleet.draft_pools)
         self.state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s, around, pools)
         self.state.router.moves.enabled = False

@@ -1,0 +1,54 @@
+"""What control and the API are told of one target's configuration: bounds, rules, objectives and prices."""
+
+from __future__ import annotations
+
+from orchestrator.config.drafts import IndexDraft
+from orchestrator.config.model import ClusterConfig
+from orchestrator.daemon.api.acceptance import AcceptanceBounds
+from orchestrator.daemon.api.metrics.cost_series import HourlyPrice
+from orchestrator.daemon.api.served import TargetTerms
+from orchestrator.daemon.control.loops.planner_port import DriftPolicy
+from orchestrator.daemon.control.routing.surroundings import RoutingRules
+from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.planning.worker_options import objectives_of
+from policies.serving.failover.standby import FailoverRules
+from policies.serving.routing import RoutingWeights
+
+
+def build_control_limits(config: ClusterConfig) -> ControlLimits:
+    """Return how control takes requests in, routes them and fails over."""
+    limits, routing, failover = config.limits, config.routing, config.failover
+    weights = RoutingWeights(**routing.weights.model_dump())
+    return ControlLimits(
+        limits.max_running,
+        limits.max_waiting,
+        config.cluster.max_restarts,
+        limits.request_timeout_s,
+        config.speculation.min_speculative_tokens,
+        ttft=objectives_of(config.slo).ttft,
+        refuse_late=config.slo.late == "refuse",
+        quarantine_s=limits.quarantine_s,
+        failover=FailoverRules(failover.after_s, failover.back_after_s, failover.other_bits),
+        routing=RoutingRules(weights, routing.hysteresis, config.placement.load_smoothing),
+    )
+
+
+def build_drift_policy(config: ClusterConfig) -> DriftPolicy:
+    """Return when a running plan is made anew."""
+    placement = config.placement
+    pauses = (placement.replan_pause_s, placement.load_lasts_s)
+    return DriftPolicy(placement.drift_tolerance, placement.drift_after_s, *pauses)
+
+
+def build_terms(config: ClusterConfig) -> TargetTerms:
+    """Return what holds for the target's requests."""
+    speculation = config.speculation
+    stores = tuple(draft.store for _, draft in config.all_drafts if isinstance(draft, IndexDraft))
+    elsewhere = config.cluster.on_ray and bool(config.cluster.address) and not config.planned
+    price_per_hour = 0.0 if elsewhere else config.devices.price_per_hour  # on any node that is not what it costs
+    return TargetTerms(
+        AcceptanceBounds(speculation.acceptance, speculation.allow_tolerance, stores),
+        objectives_of(config.slo),
+        config.limits.max_running,
+        HourlyPrice(price_per_hour, config.placement.currency),
+    )

@@ -1,0 +1,163 @@
+"""Carries out what control.step decides, in order: on worker processes, on streams' readers, on whoever waits or hears.
+
+It decides nothing. It has what `step` must not have: processes, tasks, memory that is shared, the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from orchestrator.daemon.control.actions import (
+    Action,
+    AskPages,
+    Deliver,
+    DropPages,
+    EndStream,
+    FinishRetune,
+    FinishRollout,
+    LogLine,
+    Notify,
+    Send,
+    Settle,
+    StartWorker,
+    StopWorker,
+    TellGauges,
+    WakeAfter,
+)
+from orchestrator.daemon.control.event_log import log_changes
+from orchestrator.daemon.control.events import ControlEvent, Woke
+from orchestrator.daemon.control.replicas.replicas import has_lost_model
+from orchestrator.daemon.control.replicas.supervisor import Supervisor
+from orchestrator.daemon.control.state import FAILED
+from orchestrator.daemon.control.step import State
+from orchestrator.daemon.control.streams.deadlines import Reader
+from orchestrator.errors import RequestError, WorkerError
+from orchestrator.protocol.commands import MoveOut, Retune, SharedMemory
+from orchestrator.protocol.contract import Cluster
+from orchestrator.protocol.rounds import Delta
+from orchestrator.protocol.shared_memory import SharedMemories
+
+_log = logging.getLogger(__name__)
+_LEVELS = logging.getLevelNamesMapping()
+_T = TypeVar("_T")
+
+
+class Observers:
+    """Who hears of what happens, by its kind. All are called in the event loop, and what they raise is logged."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[type, list[Callable[[Any], object]]] = {}
+
+    def follow(self, kind: type[_T], observer: Callable[[_T], object]) -> None:
+        """Tell somebody of each thing of a kind, from now on."""
+        self._by_kind.setdefault(kind, []).append(observer)
+
+    def leave(self, kind: type[_T], observer: Callable[[_T], object]) -> None:
+        self._by_kind[kind].remove(observer)
+
+    def notify(self, event: object) -> None:
+        """Tell whoever follows the event's kind."""
+        for observer in self._by_kind.get(type(event), ()):
+            try:
+                observer(event)
+            except Exception:
+                _log.exception("an observer failed")
+
+
+class Effects:
+    """Of the actions on `state`, which it reads. `post` hears of what comes of them. `readers` are those of live
+    streams, by the request's id. `settled`: nobody needs to wait for the first worker any more; `failed`: none can ever
+    serve. `changed` and `retuned` are answered once the rollout, or the retune, has ended."""
+
+    def __init__(
+        self,
+        state: State,
+        cluster: Cluster,
+        sleep: Callable[[float], Awaitable[None]],
+        post: Callable[[ControlEvent], None],
+    ) -> None:
+        self.observers = Observers()
+        self.readers: dict[str, Reader] = {}
+        self.settled = asyncio.Event()
+        self.failed = asyncio.Event()
+        self.changed: asyncio.Future[list[int]] | None = None
+        self.retuned: asyncio.Future[None] | None = None
+        self.memories = SharedMemories()
+        self._state = state
+        self._post = post
+        self._supervisor = Supervisor(cluster, sleep, post, state.identities.pin)
+
+    async def wait_ended(self) -> None:
+        """Wait until no worker is left, and give back what they shared."""
+        await self._supervisor.wait_ended()
+        self.memories.close()
+
+    def carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Send(worker, Retune(options)):
+                self._supervisor.send(worker, Retune(self._state.identities.pin_options(options)))
+            case Send(worker, command):
+                self._supervisor.send(worker, command)
+            case AskPages(worker, key, sent_id, most_bytes, link):
+                memory = self.memories.create(key, most_bytes) if link is None else SharedMemory("", key, 0)
+                self._supervisor.send(worker, MoveOut(sent_id, memory, link))
+            case DropPages(key):
+                self.memories.remove(key)
+            case Deliver(key, delta):
+                self._hand_over(key, delta, ends=bool(delta.finish))
+            case EndStream(key, error):
+                self._hand_over(key, error, ends=True)
+            case StartWorker():
+                self._supervisor.start(action)
+            case StopWorker():
+                self._supervisor.stop(action)
+            case LogLine(level, text, values):
+                _log.log(_LEVELS[level.upper()], text, *values)
+            case _:
+                self._tell(action)
+
+    def _tell(self, action: Action) -> None:
+        match action:
+            case Settle():
+                self._settle()
+            case WakeAfter(after_s):
+                asyncio.get_running_loop().call_later(after_s, self._post, Woke())
+            case FinishRollout(engines, error):
+                _answer(self.changed, list(engines), error)
+            case FinishRetune(error):
+                _answer(self.retuned, None, error)
+            case TellGauges(replica, before, now):
+                log_changes(replica, before, now)
+            case Notify(event):
+                self.observers.notify(event)
+            case _:
+                self.observers.notify(action)
+
+    def _settle(self) -> None:
+        self.settled.set()
+        serving = self._state.replicas.serving
+        if all(replica.state.phase == FAILED for replica in serving) and not any(map(has_lost_model, serving)):
+            self.failed.set()
+        else:
+            self.failed.clear()
+
+    def _hand_over(self, key: str, item: Delta | RequestError, *, ends: bool) -> None:
+        self.readers[key].items.put_nowait(item)
+        if ends:
+            del self.readers[key]
+
+
+def _answer(waiting: asyncio.Future[_T] | None, result: _T, error: str) -> None:
+    if waiting is None or waiting.done():
+        return
+    if error:
+        waiting.set_exception(WorkerError(error))
+    else:
+        waiting.set_result(result)

@@ -1,0 +1,42 @@
+"""Whether another plan than the running one is worth a move of workers, by the plans' objective. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.planning.proposal import PlanProposal
+from orchestrator.planning.wanted import PlanError
+from policies.planning.merit import describe_merit, sum_merits
+from policies.planning.plan import Plan, Prediction, diff
+from policies.serving import drift
+
+
+def weigh_move(running: Plan, other: PlanProposal, reached: Sequence[Prediction]) -> tuple[bool, str]:
+    """Return whether workers move for another plan, and why, in a line: it may be the same by now. `reached`: what the
+    running one reaches. Raises PlanError, with the reason, where the move is not worth it."""
+    plan, requests = other.plan, other.wanted.workload.concurrency
+    promised = [replica.prediction for replica in plan.replicas]
+    merits = [sum_merits(plan.objective, predictions, requests)[0] for predictions in (reached, promised)]
+    texts = [describe_merit(plan.objective, merit, plan.currency) for merit in merits]
+    changes = "; ".join(
+        f"{change.part}: {change.before or 'none'} -> {change.after or 'none'}"
+        for change in diff(running, plan).changes
+        if change.restart
+    )
+    now = f"{texts[0]} with corrected costs"
+    if not changes:
+        return False, f"kept: {now}, and still the best"
+    few = len(running.replicas) < len(plan.replicas) <= other.wanted.constraints.min_replicas
+    if not few and not drift.worth_moving(*merits):
+        raise PlanError(f"{now}, and the best other is predicted to reach {texts[1]} only")
+    return True, f"changed, {texts[0]} -> {texts[1]} predicted: {changes}"
+
+
+def refuse_idle_growth(fewer: Plan, more: PlanProposal, count: int) -> None:
+    """Raise PlanError where more replicas than the `count` that run are not predicted to serve more than `fewer`."""
+    plan, requests = more.plan, more.wanted.workload.concurrency
+    predictions = [[replica.prediction for replica in made.replicas] for made in (fewer, plan)]
+    merits = [sum_merits(plan.objective, predicted, requests)[0] for predicted in predictions]
+    if not drift.worth_moving(*merits):
+        texts = [describe_merit(plan.objective, merit, plan.currency) for merit in merits]
+        raise PlanError(f"{texts[1]} predicted with {len(plan.replicas)} replicas, {texts[0]} with {count}")

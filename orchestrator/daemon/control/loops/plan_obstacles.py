@@ -1,0 +1,89 @@
+"""Which runtimes of which devices a plan does without: those that a host lacks, or that refused a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from orchestrator.config.target import THIS_NODE
+from orchestrator.daemon.control.actions import TellLacking, TellRefused
+from orchestrator.daemon.control.rollout.replica_diff import leave_name
+from orchestrator.planning.lacking import Lacks, leave_lacking
+from orchestrator.planning.proposal import PlanProposal
+from orchestrator.protocol.contract import WorkerSpec
+from policies.planning.plan import Plan, ReplicaPlacement
+
+Place = tuple[str, str]
+"""A device and a runtime."""
+
+
+class PlanObstacles:
+    """Both say why, by device and runtime. `refused` are those of workers that this plan, or its next move, started."""
+
+    def __init__(self) -> None:
+        self.lacking: dict[Place, str] = {}
+        self.refused: dict[Place, str] = {}
+        self._refused_specs: list[WorkerSpec] = []
+
+    def note_lacking(self, first: PlanProposal, event: TellLacking) -> bool:
+        """A host lacks a runtime, whatever its agent says. Returns whether that is news."""
+        return self._note(first, event, self.lacking)
+
+    def note_refused(self, first: PlanProposal, event: TellRefused, started: Iterable[WorkerSpec]) -> bool:
+        """A worker will never serve where it is; it counts where it is one of those that were `started`. Returns
+        whether that is news."""
+        spec = leave_name(event.spec)
+        if spec not in map(leave_name, started):
+            return False
+        self._refused_specs.append(spec)
+        return self._note(first, event, self.refused)
+
+    def _note(self, first: PlanProposal, event: TellLacking | TellRefused, known: dict[Place, str]) -> bool:
+        """Note the places of an event. Of a target in layer shards nobody knows which runtime it is."""
+        model = event.spec.options.get("model", {})
+        if model.get("shards"):
+            return False
+        runtime, host = model.get("adapter", ""), event.spec.node or THIS_NODE
+        places = {
+            (device.id, runtime): event.why
+            for device in first.cluster.devices
+            if device.host == host and first.behind[device.profile].device_for(runtime) == event.spec.device
+        }
+        if places.keys() <= known.keys():
+            return False
+        known |= places
+        return True
+
+    def forget_absent(self, devices: Collection[str]) -> None:
+        """Only these devices are there: who comes again tells anew."""
+        for known in (self.lacking, self.refused):
+            for place in [place for place in known if place[0] not in devices]:
+                del known[place]
+
+    def starts_alike(self, targets: Sequence[WorkerSpec], running: Sequence[WorkerSpec]) -> bool:
+        """Return whether some of these workers are started as one was that runs, or was refused."""
+        known = [leave_name(spec) for spec in (*running, *self._refused_specs)]
+        return any(leave_name(spec) in known for spec in targets)
+
+    def inherit(self, before: PlanObstacles, *, refused: bool) -> None:
+        """Know what other obstacles were known; `refused`: those that refused workers, too."""
+        self.lacking = dict(before.lacking)
+        if refused:
+            self.refused, self._refused_specs = dict(before.refused), list(before._refused_specs)
+
+    def leave_out(self, first: PlanProposal, *, refused: bool = True) -> PlanProposal:
+        """Return what to plan from without these runtimes on these devices, and say so in what is assumed."""
+        lacks: Lacks = self.lacking | (self.refused if refused else {})
+        cluster, behind, notes = leave_lacking(first.cluster, first.behind, lacks)
+        return replace(first, cluster=cluster, behind=behind, assumed=(*first.assumed, *notes))
+
+    def list_in_use(self, plan: Plan) -> set[Place]:
+        """Return the devices and runtimes of a plan that cannot be run."""
+        used = {(shard.device, shard.runtime) for replica in plan.replicas for shard in replica.shards}
+        return used & (self.lacking | self.refused).keys()
+
+    def list_possible(self, plan: Plan) -> list[ReplicaPlacement]:
+        """Return the replicas of a plan that can be run where they are."""
+        out = self.list_in_use(plan)
+        places = [{(shard.device, shard.runtime) for shard in replica.shards} for replica in plan.replicas]
+        return [replica for replica, used in zip(plan.replicas, places, strict=True) if not used & out]

@@ -1,0 +1,70 @@
+"""What keeping a plan needs of others: a plan with its workers, who makes one, and who runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from device_profiles.device_load import DeviceLoad
+from orchestrator.daemon.control.events import StandbySpec
+from orchestrator.planning.correction import Corrections, Key
+from orchestrator.planning.proposal import PlanProposal
+from orchestrator.protocol.contract import WorkerSpec
+from policies.serving import drift
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """A plan, and how its workers are started: the target of each replica, its drafts in workers of their own, and what
+    takes the target's place when it is lost."""
+
+    proposal: PlanProposal
+    targets: tuple[WorkerSpec, ...]
+    drafts: tuple[tuple[WorkerSpec, ...], ...] = ()
+    standbys: tuple[StandbySpec, ...] = ()
+
+
+class PlanExecutor(Protocol):
+    """What executes a plan's changes: control.controller.TargetControl."""
+
+    async def change(
+        self,
+        specs: Sequence[WorkerSpec],
+        drafts: Sequence[Sequence[WorkerSpec]],
+        standbys: Sequence[StandbySpec] | None = None,
+    ) -> list[int]: ...
+
+
+class Planner(Protocol):
+    """How plans are made; both calls may take their time, and run in a thread."""
+
+    def again(
+        self,
+        first: PlanProposal,
+        corrections: Corrections,
+        running: Sequence[WorkerSpec],
+        health: Mapping[str, tuple[float, str]],
+        loads: Mapping[str, DeviceLoad],
+    ) -> StartPlan:
+        """Return another plan, by the factors by which costs turned out to differ from the first one's, and by the
+        `health` and the `loads` of devices and hosts (planning.correction). What it needs of the `running` targets has
+        their very specs."""
+        ...
+
+    def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
+        """Note that a target's profile does not hold: rounds take `ratio` times what it predicts. Returns that in a
+        line, with when it is measured again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DriftPolicy:
+    """How far rounds may be from what is predicted, as a share of it, and for how long, in time of rounds, before a
+    profile is marked as drifted. `pause_s`: between the first two plans that are made anew. `load_lasts_s`: for how
+    long other programs take more of a device than planned, or less, before that is a reason to plan."""
+
+    tolerance: float
+    marked_after_s: float
+    pause_s: float = drift.FIRST_PAUSE_S
+    load_lasts_s: float = 10.0
