@@ -144,29 +144,14 @@ def _show_effective(config: ClusterConfig, path: Path, socket: Path | None, *, a
 
     settings = list_settings(config, path, parse_config(read_text(path), path)[1])
     running = _ask_daemon(config, socket)
+    rows = [(each.name, each.value, each.origin, _find_other(each, running)) for each in settings]
     if as_json:
-        rows = [
-            {
-                "key": setting.name,
-                "value": setting.value,
-                "origin": setting.origin,
-                "running": _find_other(setting, running),
-            }
-            for setting in settings
-        ]
-        print_json({"file": str(path), "daemon": running is not None, "values": rows})
+        values = [dict(zip(("key", "value", "origin", "running"), row, strict=True)) for row in rows]
+        print_json({"file": str(path), "daemon": running is not None, "values": values})
         return
-    _print_settings(settings, path, running)
-
-
-def _print_settings(settings: list[Setting], path: Path, running: dict[str, str] | None) -> None:
-    rows = []
-    for setting in settings:
-        other = _find_other(setting, running)
-        more = [] if running is None else [other if other is not None else ""]
-        rows.append((setting.name, setting.value, setting.origin, *more))
-    print_table(("key", "value", "from", *(["runs now"] if running is not None else [])), rows)
-    count = sum(_find_other(setting, running) is not None for setting in settings)
+    columns = ("key", "value", "from", "runs now")[: 3 if running is None else 4]
+    print_table(columns, [[cell or "" for cell in row[: len(columns)]] for row in rows])
+    count = sum(other is not None for *_, other in rows)
     if running is None:
         line = "no daemon of this file runs here, or none answers"
     elif count:
