@@ -101,3 +101,11 @@ def test_they_run_where_nothing_is_certain(root: Path, tmp_path: Path, monkeypat
     assert not is_skipped(capsys, "git status: ")
     monkeypatch.setenv("PATH", "")
     assert not is_skipped(capsys, "git does not run")
+
+
+def test_each_place_that_they_depend_on_is_there():
+    assert [place for place in lab_changes.DEPENDS_ON if not (lab_changes.ROOT / place).exists()] == []
+    files = [
+        path for path in set(lab_changes.list_imported_files(lab_changes.ROOT)) if (lab_changes.ROOT / path).exists()
+    ]
+    assert {"orchestrator/config/load.py", "tests/support/daemon.py"} <= set(files)
