@@ -11,7 +11,7 @@ from orchestrator.protocol.commands import KvPages
 from orchestrator.protocol.draft_messages import DraftLink, DraftLoad, DraftReady
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import Gauges, RoundReport
+from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from policies.serving.failover.watchdog import Pulse
 
 
@@ -35,18 +35,6 @@ class Retuned(msgspec.Struct, frozen=True, tag="retuned"):
 
     ready: Ready | None
     why: str = ""
-
-
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A request that is not served, or not any more."""
-
-    request_id: str
-    message: str
-    kind: str
-    """"invalid": it cannot be served. "failed": the worker failed on it. "too_long": see `most_tokens`.
-    "not_finite": its logits were no numbers, which another worker's may be; nothing was committed from them."""
-    most_tokens: int = 0
-    """Those of a sequence here, where it has more."""
 
 
 class MovedOut(msgspec.Struct, frozen=True, tag="moved_out"):

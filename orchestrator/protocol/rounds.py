@@ -112,6 +112,18 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     tolerated: int = 0
 
 
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A request that is not served, or not any more."""
+
+    request_id: str
+    message: str
+    kind: str
+    """"invalid": it cannot be served. "failed": the worker failed on it. "too_long": see `most_tokens`.
+    "not_finite": its logits were no numbers, which another worker's may be; nothing was committed from them."""
+    most_tokens: int = 0
+    """Those of a sequence here, where it has more."""
+
+
 class AcceptanceWarning(msgspec.Struct, frozen=True):
     """A drafter's drafts are accepted too rarely in one class of requests."""
 

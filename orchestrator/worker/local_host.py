@@ -25,10 +25,10 @@ from adapters.parent_process import end_with_parent
 from orchestrator.protocol.commands import Cancel, Command, Stop, Submit
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DraftReady
-from orchestrator.protocol.events import Event, MovedOut, Progress, Refused
+from orchestrator.protocol.events import Event, MovedOut, Progress
 from orchestrator.protocol.frames import ORPHAN_GRACE_S, Adoption, decode_commands, encode
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import Gauges, RoundReport
+from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from orchestrator.worker.host import EngineHost, die_before_the_daemon, end_process_with_its_threads
 
 _FLUSH_S = 2.0

@@ -10,9 +10,9 @@ from adapters.hardware import count_logical_cores
 from device_profiles.units import MS_PER_S
 from orchestrator.machine.work_meter import LOOK_S, WorkMeter
 from orchestrator.protocol.contract import Step
-from orchestrator.protocol.events import Event, Progress, Refused, StillWorking
+from orchestrator.protocol.events import Event, Progress, StillWorking
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import Gauges, RoundReport
+from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from policies.serving.failover.watchdog import PULSE_S, Pulse
 
 _FINISHED = (Progress, Ready, RoundReport, Gauges, Refused)

@@ -9,7 +9,7 @@ from orchestrator.daemon.control.routing.exclusions import TRIAL_PATIENCE_S
 from orchestrator.daemon.control.step import step
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit
-from orchestrator.protocol.events import Refused
+from orchestrator.protocol.rounds import Refused
 from policies.sampling import Sampling
 from policies.serving.failover.blame import SETTLED_TOKENS, LossKind
 from tests.control.test_step import MAX_TOKENS, World, open_stream, serve

@@ -55,8 +55,8 @@ from orchestrator.daemon.control.streams.streams import Stream
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Cancel, Submit
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.events import Failed, FailureKind, Finished, Progress, Refused
-from orchestrator.protocol.rounds import Delta, Gauges, RoundReport
+from orchestrator.protocol.events import Failed, FailureKind, Finished, Progress
+from orchestrator.protocol.rounds import Delta, Gauges, Refused, RoundReport
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from policies.serving.failover.health import LONGEST_OPEN_S, Health
 from policies.serving.failover.standby import FailoverRules, OtherBits, Readiness

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.protocol.commands import Grammar, Submit
-from orchestrator.protocol.events import Refused
+from orchestrator.protocol.rounds import Refused
 from orchestrator.side_lane import MOST_LEFT, SideLane
 from orchestrator.worker.engine.compile_lanes import LARGE_BYTES, CompileLanes
 

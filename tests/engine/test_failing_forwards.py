@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adapters.contract import OutOfMemory
 from orchestrator.protocol.commands import Submit
-from orchestrator.protocol.events import Refused
+from orchestrator.protocol.rounds import Refused
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.port import NO_HINTS
 from orchestrator.worker.measuring.known_text import Hours

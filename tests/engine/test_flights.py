@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from adapters.contract import DeviceLost
 from adapters.pipeline import PipelineModel
 from orchestrator.protocol.commands import Grammar, Submit
-from orchestrator.protocol.events import Refused
+from orchestrator.protocol.rounds import Refused
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.variants import VariantDrafter
 from orchestrator.worker.engine.flights import Flights

@@ -31,9 +31,9 @@ from orchestrator.clock import SystemClock
 from orchestrator.daemon.control.event_log import log_changes
 from orchestrator.daemon.control.state import add_gauges
 from orchestrator.protocol.commands import Retune, Stop, Submit
-from orchestrator.protocol.events import Event, Failed, Refused, Retuned
+from orchestrator.protocol.events import Event, Failed, Retuned
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import Gauges, RoundReport
+from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine

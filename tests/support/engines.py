@@ -22,9 +22,9 @@ from typing import Any
 
 from orchestrator.protocol.commands import Cancel, Command, Stop, Submit
 from orchestrator.protocol.contract import Step, WorkerSpec
-from orchestrator.protocol.events import Event, Failed, Progress, Refused
+from orchestrator.protocol.events import Event, Failed, Progress
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import Delta, Gauges, RequestStats, RoundReport
+from orchestrator.protocol.rounds import Delta, Gauges, Refused, RequestStats, RoundReport
 from orchestrator.protocol.trace_messages import RoundTrace, SequenceTrace
 from tests.support.ready import PLAIN, change_ready
 

@@ -24,9 +24,9 @@ from orchestrator.planning.profiling.link_work import echo_spec, name_of, paths,
 from orchestrator.planning.profiling.run import Watch, measure_path
 from orchestrator.protocol.commands import Cancel, Stop, Submit
 from orchestrator.protocol.contract import Cluster, WorkerSpec
-from orchestrator.protocol.events import Event, Failed, Refused
+from orchestrator.protocol.events import Event, Failed
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import RoundReport
+from orchestrator.protocol.rounds import Refused, RoundReport
 from orchestrator.protocol.trace_messages import TraceContext
 from tests.support import engines
 from tests.support.workers import collect, deltas, is_gone, rays_environment, start_worker, tokens_until

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from orchestrator.protocol.commands import Grammar, Submit
-from orchestrator.protocol.events import Refused
+from orchestrator.protocol.rounds import Refused
 from orchestrator.side_lane import SideLane
 
 LARGE_BYTES = 8 * 1024

@@ -20,8 +20,7 @@ from adapters.errors import CapacityError
 from adapters.loaded_model import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.protocol.commands import Submit
-from orchestrator.protocol.events import Refused
-from orchestrator.protocol.rounds import Gauges, RoundReport
+from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.engine.merged_gauges import merge_gauges
 from orchestrator.worker.engine.prefix_cache import StartPages

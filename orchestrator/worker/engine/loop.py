@@ -13,8 +13,7 @@ from adapters.loaded_model import ForwardResult, LoadedModel, PendingForward, St
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.commands import Submit
-from orchestrator.protocol.events import Refused
-from orchestrator.protocol.rounds import Delta, Gauges, RoundReport
+from orchestrator.protocol.rounds import Delta, Gauges, Refused, RoundReport
 from orchestrator.worker.drafting.port import Drafter, NoDrafter
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.worker.engine.batch import ScheduledSequence, rows_of

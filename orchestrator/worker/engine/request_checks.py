@@ -5,7 +5,7 @@ from __future__ import annotations
 from adapters.loaded_model import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.protocol.commands import Submit
-from orchestrator.protocol.events import Refused
+from orchestrator.protocol.rounds import Refused
 from policies.sampling.penalties import LEAST_REPETITION
 
 

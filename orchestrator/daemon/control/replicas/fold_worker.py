@@ -22,12 +22,11 @@ from orchestrator.protocol.events import (
     MovedOut,
     PagesEndpoint,
     Progress,
-    Refused,
     Retuned,
     StillWorking,
 )
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import Gauges, RoundReport
+from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from policies.serving.failover.blame import LossKind
 
 _NOT_SERVING = (Rank.JOINING, Rank.LEAVING, Rank.STANDBY)

@@ -21,10 +21,10 @@ from orchestrator.errors import OutriderError, WorkerError
 from orchestrator.planning.worker_options import engine_options, worker_specs
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import Cluster, Worker
-from orchestrator.protocol.events import Event, Failed, Refused
+from orchestrator.protocol.events import Event, Failed
 from orchestrator.protocol.load_options import ModelOptions
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import RoundReport
+from orchestrator.protocol.rounds import Refused, RoundReport
 from orchestrator.worker.loading.prepared import load_own_tokenizer, silent
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
