@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.config.model import ClusterConfig
     from orchestrator.planning.profiling.work import Work
     from orchestrator.protocol.contract import Cluster
-    from orchestrator.protocol.findings import Finding
+    from orchestrator.protocol.measuring import Finding
 
 _Show = Callable[[str, float], None]
 _CHUNK = 512

@@ -78,7 +78,7 @@ class LocalCluster:
         self._guard: _Guard | None = None
 
     async def open(self) -> None:
-        """See protocol.contract.Cluster. Looks for workers that the last daemon left behind."""
+        """Looks for workers that the last daemon left behind."""
         if self._policy is None or self._opened:
             return
         self._opened = True
@@ -102,21 +102,18 @@ class LocalCluster:
                 self._orphans.append(_Orphan(home, record, process))
 
     async def nodes(self) -> list[str]:
-        """See protocol.contract.Cluster."""
         return [""]
 
     @property
     def own_node(self) -> str:
-        """See protocol.contract.Cluster."""
         return ""
 
     @property
     def away(self) -> str:
-        """See protocol.contract.Cluster."""
         return ""
 
     async def start(self, spec: WorkerSpec) -> LocalWorker:
-        """See protocol.contract.Cluster. A worker that the last daemon left behind is adopted, if it is the same."""
+        """A worker that the last daemon left behind is adopted, if it is the same."""
         environment = _environment(spec)
         digest = digest_worker(spec, environment)
         if (ahead := self._ahead.pop(spec.name, None)) is not None:
@@ -135,13 +132,11 @@ class LocalCluster:
         return await self._spawn(spec, digest, environment)
 
     async def start_ahead(self, spec: WorkerSpec) -> None:
-        """See protocol.contract.AheadCluster."""
         await self.open()
         worker = await self.start(spec)
         self._ahead[spec.name] = _Ahead(worker, digest_worker(spec, _environment(spec)))
 
     async def close(self) -> None:
-        """See protocol.contract.Cluster."""
         orphans, self._orphans = self._orphans, []
         await asyncio.gather(
             *(worker.stop(_CLOSE_GRACE_S) for worker in tuple(self._workers)),

@@ -69,7 +69,6 @@ class LocalWorker:
         self._ending: asyncio.Task[bool] | None = None
 
     def send(self, command: Command) -> None:
-        """See protocol.contract.Worker."""
         self._stopping = self._stopping or isinstance(command, Stop)
         if isinstance(command, Retune) and self._started.home is not None:
             # It is no longer what its spec says: the next daemon is to start another one.
@@ -78,7 +77,7 @@ class LocalWorker:
             self._writer.write(add_header(encode([command])))
 
     async def events(self) -> AsyncIterator[Event]:
-        """See protocol.contract.Worker. The end is told at once, also while the process is still ending."""
+        """The end is told at once, also while the process is still ending."""
         try:
             if self._first:
                 for event in decode_events(self._first):
@@ -99,7 +98,7 @@ class LocalWorker:
             raise WorkerLost(f"{self._describe_process()} {how}", kind)
 
     async def stop(self, grace_s: float) -> None:
-        """See protocol.contract.Worker. Bounded: a process that cannot be killed is logged, and left behind."""
+        """Bounded: a process that cannot be killed is logged, and left behind."""
         self.send(Stop())
         if not await self._end(grace_s):
             log_left_behind(self.name, self._process.pid)

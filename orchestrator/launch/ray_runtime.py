@@ -60,23 +60,19 @@ class RayCluster:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """See protocol.contract.Cluster."""
         if self._keeping is None:
             self._link = await self._join()
             self._keeping = asyncio.create_task(self._keep_joined(), name="keep Ray joined")
 
     async def nodes(self) -> list[str]:
-        """See protocol.contract.Cluster."""
         return [] if self._keeping is None else await self._require_link("hosts").nodes()
 
     @property
     def own_node(self) -> str:
-        """See protocol.contract.Cluster."""
         return self._link.node if self._link is not None else ""
 
     @property
     def away(self) -> str:
-        """See protocol.contract.Cluster."""
         if self._keeping is None:
             return ""
         if self._link is None:
@@ -84,7 +80,6 @@ class RayCluster:
         return self._describe_silence(self._link) if self._link.silent_s > AWAY_AFTER_S else ""
 
     async def start(self, spec: WorkerSpec) -> RayWorker:
-        """See protocol.contract.Cluster."""
         if self._keeping is None:
             raise WorkerStartFailed(f"worker {spec.name} cannot be started: {self._why}")
         worker = RayWorker(spec.name, self._require_link(f"worker {spec.name}"), self._forget)
@@ -98,7 +93,6 @@ class RayCluster:
         return worker
 
     async def close(self) -> None:
-        """See protocol.contract.Cluster."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])
@@ -261,13 +255,11 @@ class RayWorker:
             _log.warning("place not reserved", worker=self.name, reason=place.unreserved)
 
     def send(self, command: Command) -> None:
-        """See protocol.contract.Worker."""
         self._stopping = self._stopping or isinstance(command, Stop)
         if self._place is not None and not self._ended.is_set():
             self._link.send(PassDown(self._number, encode([command])))
 
     async def events(self) -> AsyncIterator[Event]:
-        """See protocol.contract.Worker."""
         while isinstance(frame := await self._frames.get(), bytes):
             try:
                 events = decode_events(frame)
@@ -281,7 +273,6 @@ class RayWorker:
             raise WorkerLost(f"worker {self.name} ({self.where}) {frame}", self._kind)
 
     async def stop(self, grace_s: float) -> None:
-        """See protocol.contract.Worker."""
         self.send(Stop())
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s if self._place is not None else 0.0):
@@ -295,12 +286,10 @@ class RayWorker:
         self.take_gone()
 
     def take_frame(self, frame: bytes) -> None:
-        """See ray_link.ActorEnd."""
         self._kills.observe_alive()
         self._frames.put_nowait(frame)
 
     def take_end(self, how: str, *, host: bool) -> None:
-        """See ray_link.ActorEnd."""
         if not self._ended.is_set():  # Ray does not say by which signal; what an engine does itself it has told before
             self._kind = "host" if host else "crashed" if how.startswith("exited") else "killed"
             if _RAY_WANTS_MEMORY in how:
@@ -313,7 +302,6 @@ class RayWorker:
         self._frames.put_nowait(how)
 
     def take_gone(self) -> None:
-        """See ray_link.ActorEnd."""
         self._gone.set()
 
     def _kill(self) -> asyncio.Task[None]:

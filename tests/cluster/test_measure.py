@@ -17,7 +17,7 @@ from orchestrator.daemon.cluster.inventory import (
 )
 from orchestrator.daemon.cluster.measure import MOST_PATHS, pack_paths, sample_paths, share_work
 from orchestrator.planning.worker_options import engine_options
-from orchestrator.protocol.profile_job import ProfileJob
+from orchestrator.protocol.measuring import ProfileJob
 from tests.support.config import parse_config
 
 ENGINE = engine_options(parse_config("model: {source: 'simulated:toy', adapter: simulated}", Path("c.yaml")), Path())

@@ -23,7 +23,7 @@ from orchestrator.planning.profiling.progress import MeasuringProgress, OnProgre
 from orchestrator.planning.profiling.run import Watch, measure_until
 from orchestrator.planning.profiling.work import Work, is_requested, list_work, measuring_alone, profile_store
 from orchestrator.protocol.contract import Cluster
-from orchestrator.protocol.findings import Finding
+from orchestrator.protocol.measuring import Finding
 
 _SURELY_TOO_LONG: Final = 2.0
 """So many times what is left of the budget: predictions are off by less."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel
-from orchestrator.protocol.profile_job import ProfileJob
+from orchestrator.protocol.measuring import ProfileJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from device_profiles.device_load import PROCESSOR
 from device_profiles.store import ProfileStore
 from orchestrator.machine.device_sampler import DeviceSampler
 from orchestrator.planning.profiling.work import Work
-from orchestrator.protocol.profile_job import STEPS_S
+from orchestrator.protocol.measuring import STEPS_S
 from policies.serving.device_load import predict_stretch
 
 _GB: Final = 1e9

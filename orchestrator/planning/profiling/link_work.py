@@ -8,8 +8,8 @@ from itertools import combinations
 import msgspec
 
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.findings import ProbeOptions
 from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.measuring import ProbeOptions
 
 THIS_HOST = "this host"
 """What stands for the only host there is, in the names of links."""

@@ -12,8 +12,8 @@ from orchestrator.errors import WorkerLost
 from orchestrator.protocol.commands import Stop
 from orchestrator.protocol.contract import Cluster, Worker, WorkerSpec
 from orchestrator.protocol.events import EndpointOpened, Event, Failed, Finished, MeasuredValue, Progress
-from orchestrator.protocol.findings import KINDS, Finding
 from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.measuring import KINDS, Finding
 
 _GRACE_S = 2.0
 _DROPPED_GRACE_S = 0.2  # nobody wants what it measures any more

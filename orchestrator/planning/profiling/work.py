@@ -33,9 +33,8 @@ from orchestrator.machine.devices import effective_device, find_device, mark_of
 from orchestrator.planning.wanted import PlanError
 from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.findings import CHAT_WORKLOAD
 from orchestrator.protocol.load_options import ModelDraftOptions, ModelOptions
-from orchestrator.protocol.profile_job import STEPS_S, ProfileJob, job_spec
+from orchestrator.protocol.measuring import CHAT_WORKLOAD, STEPS_S, ProfileJob, job_spec
 
 _PROCESS_BYTES = GIB // 2
 _MEMORY_PER_FILE = 4  # what preparing and holding a model takes at most, by the size of its files

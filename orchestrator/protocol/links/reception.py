@@ -16,10 +16,31 @@ from typing import Generic, Protocol, TypeVar
 
 from adapters.framing import ProtocolError
 from device_profiles.units import MS_PER_S
-from orchestrator.protocol.links.bell import Bell
 from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost
 
 _MOST_KNOCKING = 32
+
+
+class Bell:
+    """Wakes a thread that waits for sockets: `heard` is readable once it has rung, until `hush`."""
+
+    def __init__(self) -> None:
+        self.heard, self._rope = socket.socketpair()
+        self._rope.setblocking(False)
+
+    def ring(self) -> None:
+        """Thread-safe; nothing happens when it is closed."""
+        with suppress(OSError):  # BlockingIOError too: it rings enough
+            self._rope.send(b"!")
+
+    def hush(self) -> None:
+        """Take the rings that are there."""
+        self.heard.recv(4096)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.heard.close()
+        self._rope.close()
 
 
 class Guest(Protocol):

@@ -27,9 +27,8 @@ from orchestrator.protocol.contract import Step
 from orchestrator.protocol.draft_messages import DrafterState, DraftReady
 from orchestrator.protocol.events import Event, Failed
 from orchestrator.protocol.failures import describe_failure, describe_loading_failure
-from orchestrator.protocol.links.bell import Bell
 from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost, host_id
-from orchestrator.protocol.links.reception import Reception
+from orchestrator.protocol.links.reception import Bell, Reception
 from orchestrator.worker.draft_server.load_meter import EVERY_S
 from orchestrator.worker.draft_server.lookahead import LookaheadSequence
 from orchestrator.worker.draft_server.shared import DraftSession, SharedAnswer, SharedDrafter

@@ -18,8 +18,7 @@ import msgspec
 
 from adapters.framing import ProtocolError, add_header, take_frame
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.links.endpoint import LinkLost
-from orchestrator.protocol.links.silence import notice_silence
+from orchestrator.protocol.links.endpoint import LinkLost, notice_silence
 from orchestrator.worker.drafting.port import NOTHING, Ask, Draft
 from orchestrator.worker.drafting.sparse_rows import NoDistribution, SparseRow, pack_proposal, unpack_proposal
 from policies.sampling import Sampling

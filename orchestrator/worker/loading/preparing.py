@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.protocol.findings import Finding
 from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.protocol.measuring import Finding
 from orchestrator.worker.loading.prepared import prepare_model, prepare_tokenizer_of
 from orchestrator.worker.measuring.engine import MeasuringEngine, OnProgress
 

@@ -13,7 +13,7 @@ from adapters.contract import AdapterError
 from orchestrator.protocol.commands import Command, Stop
 from orchestrator.protocol.events import Event, Finished, MeasuredValue, Progress
 from orchestrator.protocol.failures import describe_loading_failure
-from orchestrator.protocol.findings import KINDS, Finding
+from orchestrator.protocol.measuring import KINDS, Finding
 
 OnProgress = Callable[[str, float], None]
 

@@ -25,9 +25,9 @@ from orchestrator.protocol.commands import Command, Stop
 from orchestrator.protocol.contract import NODE_ADDRESS
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.events import EndpointOpened, Event, Failed
-from orchestrator.protocol.findings import Finding, ProbeOptions
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost, host_id, knock
+from orchestrator.protocol.measuring import Finding, ProbeOptions
 from orchestrator.worker.drafting import protocol as wire
 from orchestrator.worker.drafting.port import Ask
 from orchestrator.worker.measuring.engine import MeasuringEngine

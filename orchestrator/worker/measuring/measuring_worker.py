@@ -27,9 +27,8 @@ from orchestrator.fitting.profile_keys import formats_of, profiles_in, threads_o
 from orchestrator.machine.device_sampler import DeviceSampler
 from orchestrator.machine.devices import find_device, mark_of
 from orchestrator.machine.process_memory import peak_rss_bytes
-from orchestrator.protocol.findings import CHAT_WORKLOAD, Finding
 from orchestrator.protocol.load_options import ModelOptions, SuffixOptions
-from orchestrator.protocol.profile_job import ProfileJob
+from orchestrator.protocol.measuring import CHAT_WORKLOAD, Finding, ProfileJob
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.engine.batch import count_logits_rows
 from orchestrator.worker.loading.class_words import describe_choice, describe_rejected

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from adapters.contract import BlockRules, Capabilities, LayerRange, LoadOptions, NumericalClass, Segment
 from adapters.framing import ProtocolError, add_header, receive_exactly, receive_frame, receive_into
 from device_profiles.workload import ModelSpec
-from orchestrator.protocol.links.endpoint import LinkLost
-from orchestrator.protocol.links.silence import notice_silence
+from orchestrator.protocol.links.endpoint import LinkLost, notice_silence
 
 VERSION = 3
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""What a measuring worker is to do. Whoever orders it loads nothing of what measures."""
+"""What a measuring worker is to do, and what it finds. Whoever orders it loads nothing of what measures."""
 
 from __future__ import annotations
 
@@ -6,12 +6,37 @@ from typing import Any, Literal
 
 import msgspec
 
+from device_profiles.acceptance import PairAcceptance, TargetTexts
+from device_profiles.link import LinkProfile
+from device_profiles.measured import MeasuredDevice, MeasuredModel
 from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.load_options import EngineOptions, ModelOptions
 
 PROFILE_ENTRY = "orchestrator.worker.measuring.measuring_worker:build_measuring_engine"
 STEPS_S = 7.0
 """How long forwards of a model are measured, about."""
+
+Finding = MeasuredDevice | MeasuredModel | PairAcceptance | TargetTexts | LinkProfile
+KINDS: dict[str, type] = {
+    "device": MeasuredDevice,
+    "model": MeasuredModel,
+    "pair": PairAcceptance,
+    "texts": TargetTexts,
+    "link": LinkProfile,
+}
+"""What a Measured event holds, by its kind."""
+
+CHAT_WORKLOAD = "chat"
+"""What acceptance is measured on where nobody names other texts (worker.measuring.texts)."""
+
+
+class ProbeOptions(msgspec.Struct, frozen=True):
+    """An endpoint, and the names of both ends."""
+
+    endpoint: LinkEndpoint
+    left: str
+    right: str
 
 
 class ProfileJob(msgspec.Struct, frozen=True):
