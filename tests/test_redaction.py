@@ -23,9 +23,9 @@ SECRET = "q7" * 20
     ],
 )
 def test_secrets_of_a_text(text):
-    found = redact_secrets(text)
-    assert SECRET not in found
-    assert LEFT_OUT in found
+    redacted = redact_secrets(text)
+    assert SECRET not in redacted
+    assert LEFT_OUT in redacted
     assert json.loads(redact_secrets(json.dumps({"text": text})))["text"].count(LEFT_OUT) >= 1
 
 
@@ -36,12 +36,12 @@ def test_secrets_by_their_name_and_what_only_sounds_like_one():
         "limits": {"max_tokens_per_minute_per_key": 7},
         "token": "",
     }
-    found = redact_values(data)
-    assert SECRET not in json.dumps(found)
-    assert found["api"] == data["api"]
-    assert found["limits"] == data["limits"]
-    assert found["token"] == ""
-    assert found["alerts"][0]["headers"] == {"X-Auth": LEFT_OUT, "b": LEFT_OUT}
+    redacted = redact_values(data)
+    assert SECRET not in json.dumps(redacted)
+    assert redacted["api"] == data["api"]
+    assert redacted["limits"] == data["limits"]
+    assert redacted["token"] == ""
+    assert redacted["alerts"][0]["headers"] == {"X-Auth": LEFT_OUT, "b": LEFT_OUT}
 
 
 def test_a_host_has_one_other_name_wherever_it_is_met():

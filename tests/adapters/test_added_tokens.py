@@ -72,8 +72,8 @@ def test_each_flag_gives_the_ids_of_transformers(tmp_path: Path, style: str, fla
 
 
 def draw_flags() -> st.SearchStrategy[dict[str, dict[str, bool]]]:
-    one = st.fixed_dictionaries({"normalized": st.just(False)} | {flag: st.booleans() for flag in FLAGS[:3]})
-    return st.fixed_dictionaries(dict.fromkeys([*CONTROLS, *PLAIN], one))
+    flags = st.fixed_dictionaries({"normalized": st.just(False)} | {flag: st.booleans() for flag in FLAGS[:3]})
+    return st.fixed_dictionaries(dict.fromkeys([*CONTROLS, *PLAIN], flags))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -90,13 +90,13 @@ def test_any_flags_give_the_ids_of_the_library(
     library = build(style, flags)
     tokenizer = load(tmp_path, library)
     for text in ("".join(parts), " ".join(parts)):
-        found = tokenizer.encode(text, special=True)
+        ids = tokenizer.encode(text, special=True)
         try:
             expected = library.encode(text, add_special_tokens=False).ids
         except BaseException as panic:  # the library's own, where one token takes what another begins with
             assert type(panic).__name__ == "PanicException"  # noqa: PT017
             continue
-        assert found == expected
+        assert ids == expected
         library.encode_special_tokens = True
         assert tokenizer.encode(text, special=False) == library.encode(text, add_special_tokens=False).ids
         library.encode_special_tokens = False

@@ -104,10 +104,10 @@ def examine(first_layers_path, shared_store) -> Examine:
 
 def run(runtime: str, cap: Cap, source: Path, store: Path) -> list[Finding]:
     """Run tests/support/capped.py."""
-    native = {str(one) for one in registry.get(runtime).devices()[0].precisions}
+    native = {str(precision) for precision in registry.get(runtime).devices()[0].precisions}
     # What is chosen by itself is float32 where no other floats are native: that is a case of its own.
-    found = native | {"auto"} if native & {"bf16", "fp16"} else native
-    classes = [one for one in cap.classes[runtime] if Case.parse(runtime, one).activations in found]
+    computed = native | {"auto"} if native & {"bf16", "fp16"} else native
+    classes = [kind for kind in cap.classes[runtime] if Case.parse(runtime, kind).activations in computed]
     environment = {name: value for name, value in os.environ.items() if name not in SWITCHES} | cap.switches
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.capped", runtime, str(source), str(store), *classes],
@@ -122,17 +122,17 @@ def run(runtime: str, cap: Cap, source: Path, store: Path) -> list[Finding]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(("runtime", "cap"), RUNS, ids=[" ".join(one) for one in RUNS])
+@pytest.mark.parametrize(("runtime", "cap"), RUNS, ids=[" ".join(run) for run in RUNS])
 def test_rows_and_tokens_are_the_same_where_it_is_said(examine, runtime, cap):
-    for found in examine(runtime, cap):
-        sys.stdout.write(f"{found}\n")  # which processor this was, for whoever reads the log
-        if "refused" in found and found["asked"] == "bf16":  # by itself it may keep no bits, as with AMX
-            assert "no numerical class is fit for exactness bit" in found["refused"]
+    for finding in examine(runtime, cap):
+        sys.stdout.write(f"{finding}\n")  # which processor this was, for whoever reads the log
+        if "refused" in finding and finding["asked"] == "bf16":  # by itself it may keep no bits, as with AMX
+            assert "no numerical class is fit for exactness bit" in finding["refused"]
             continue
-        assert "refused" not in found, found
-        assert found["row_invariant"], found
-        assert (found["differing"], found["changed"]) == ([], []), found
-        assert found["accepted"] > 0 or found["threads"], "speculation was at work"
+        assert "refused" not in finding, finding
+        assert finding["row_invariant"], finding
+        assert (finding["differing"], finding["changed"]) == ([], []), finding
+        assert finding["accepted"] > 0 or finding["threads"], "speculation was at work"
 
 
 def test_fp32_on_openvino_has_one_fingerprint_under_every_cap_of_avx512(examine):
@@ -149,10 +149,10 @@ def test_fp32_on_openvino_has_one_fingerprint_under_every_cap_of_avx512(examine)
         and (not cap.takes or cap.takes & here)
     ]
     seen = [
-        (name, found["threads"], found["fingerprint"])
+        (name, finding["threads"], finding["fingerprint"])
         for name in names
-        for found in examine("openvino_rt", name)
-        if found["asked"] == "fp32"
+        for finding in examine("openvino_rt", name)
+        if finding["asked"] == "fp32"
     ]
     assert len(seen) == len(names) + 1
     assert len({digest for _, _, digest in seen}) == 1, seen

@@ -173,6 +173,6 @@ def test_control_tokens_in_json_stay_plain_text(tmp_path: Path, arguments: str) 
     ],
 )
 def test_a_template_that_is_of_no_use_is_found(source: str, fault: str) -> None:
-    found = ChatTemplate(source, bos_token="", eos_token="").find_fault()
-    assert fault in found
-    assert bool(found) == bool(fault)
+    message = ChatTemplate(source, bos_token="", eos_token="").find_fault()
+    assert fault in message
+    assert bool(message) == bool(fault)

@@ -48,10 +48,10 @@ def test_the_tightest_of_nested_groups_bounds_what_a_host_has(tmp_path: Path, ve
     proc, groups = FakeGroups(tmp_path).place("/slice/service", version=version)
     write_limit(groups / "slice" / "service", version, None, 10)
     write_limit(groups / "slice", version, GIB, GIB // 2, GIB // 4)
-    found = read_host_memory(proc)
-    assert (found.total_bytes, found.free_bytes) == (GIB, GIB * 3 // 4), "pages of files are given back"
-    assert found.limit_file is not None
-    assert found.limit_file.parent == groups / "slice"
+    memory = read_host_memory(proc)
+    assert (memory.total_bytes, memory.free_bytes) == (GIB, GIB * 3 // 4), "pages of files are given back"
+    assert memory.limit_file is not None
+    assert memory.limit_file.parent == groups / "slice"
 
 
 def test_a_group_that_slows_its_processes_bounds_them_too(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_inside_a_container_the_mounted_group_counts(tmp_path: Path, version: in
 
 
 def test_without_control_groups_it_is_the_whole_machine(tmp_path: Path) -> None:
-    found = read_host_memory(tmp_path)
-    assert (found.total_bytes, found.limit_file) == (psutil.virtual_memory().total, None)
+    memory = read_host_memory(tmp_path)
+    assert (memory.total_bytes, memory.limit_file) == (psutil.virtual_memory().total, None)
 
 
 limits = st.lists(st.tuples(st.none() | st.integers(0, 8 * GIB), st.integers(0, 8 * GIB)), min_size=1, max_size=4)
@@ -89,10 +89,10 @@ def test_no_group_allows_more_than_any_around_it(
     for number, (limit, used) in enumerate(chain):
         groups = groups / f"g{number}"
         write_limit(groups, version, limit, used)
-    found, machine = read_host_memory(proc), psutil.virtual_memory()
-    assert found.total_bytes == min([machine.total, *(limit for limit, _ in chain if limit is not None)])
+    memory, machine = read_host_memory(proc), psutil.virtual_memory()
+    assert memory.total_bytes == min([machine.total, *(limit for limit, _ in chain if limit is not None)])
     for limit, used in chain:
-        assert limit is None or found.free_bytes <= max(0, limit - used)
+        assert limit is None or memory.free_bytes <= max(0, limit - used)
 
 
 @pytest.mark.parametrize(("version", "file"), [(1, "memory.oom_control"), (2, "memory.events")])
@@ -107,8 +107,8 @@ def test_a_real_group_bounds_everything_that_is_believed_of_the_host() -> None:
     with memory_group(3 * GIB) as group:
         done = run_in_group(group, "-c", ASK)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert Path(found["file"]).parent == group
-    assert found["total"] == found["facts"] == found["load"] == 3 * GIB
-    assert 0 < found["free"] < 3 * GIB
-    assert 0 < found["placement"] < 3 * GIB
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert Path(facts["file"]).parent == group
+    assert facts["total"] == facts["facts"] == facts["load"] == 3 * GIB
+    assert 0 < facts["free"] < 3 * GIB
+    assert 0 < facts["placement"] < 3 * GIB

@@ -113,7 +113,7 @@ def count_finished(root: Path) -> int:
 
 def find_converter(of: int) -> psutil.Process | None:
     children = psutil.Process(of).children(recursive=True)
-    return next((one for one in children if "adapters.openvino_rt.convert" in one.cmdline()), None)
+    return next((child for child in children if "adapters.openvino_rt.convert" in child.cmdline()), None)
 
 
 def end_converter(root: Path) -> None:
@@ -132,12 +132,15 @@ def interrupt(root: Path, source: ModelSource) -> None:
     killer.join()
 
 
-def is_same(found: Path, expected: Path) -> bool:
+def is_same(prepared: Path, expected: Path) -> bool:
     """Return whether all files hold the same bytes, but for the notes of when they were made."""
     names = [
-        sorted(path.name for path in directory.iterdir() if path.name not in NOTES) for directory in (found, expected)
+        sorted(path.name for path in directory.iterdir() if path.name not in NOTES)
+        for directory in (prepared, expected)
     ]
-    return names[0] == names[1] and all(filecmp.cmp(found / name, expected / name, shallow=False) for name in names[0])
+    return names[0] == names[1] and all(
+        filecmp.cmp(prepared / name, expected / name, shallow=False) for name in names[0]
+    )
 
 
 def test_a_conversion_says_how_many_bytes_of_its_source_are_done(undisturbed: tuple[Path, Heard]) -> None:
@@ -151,9 +154,9 @@ def test_a_killed_converter_is_no_fault_of_the_model_and_what_it_finished_is_kep
     tmp_path: Path, source: ModelSource, undisturbed: tuple[Path, Heard]
 ) -> None:
     interrupt(tmp_path, source)
-    found = go_on(tmp_path, source)
-    assert is_same(found, undisturbed[0])
-    assert [path.name for path in found.parent.iterdir() if path.name.startswith(".")] == []
+    prepared = go_on(tmp_path, source)
+    assert is_same(prepared, undisturbed[0])
+    assert [path.name for path in prepared.parent.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_killed_worker_leaves_what_was_finished_to_the_next(
@@ -188,11 +191,11 @@ def test_a_worker_that_is_killed_while_it_converts_leaves_what_was_finished_to_t
     monkeypatch.setattr(GgufWeights, "tensor", note)
     usage = measure_store(tmp_path, [SourceUse(source.source, "auto", draft.parent.name)])
     assert (usage.unused, usage.used_bytes > 0) == ((), True)
-    found = ModelStore(tmp_path).prepare(source, registry.get(adapter), Heard())
+    prepared = ModelStore(tmp_path).prepare(source, registry.get(adapter), Heard())
     assert not [name for name in read if name[0].isdigit() and int(name.partition(".")[0]) < layer]
     assert not {part["key"] for part in kept}.intersection(read) - {"embedding"}  # which a tied head reads, too
     assert not list_kept(tmp_path)
-    assert is_same(found, prepare_undisturbed(source, tmp_path / "other", adapter)[0])
+    assert is_same(prepared, prepare_undisturbed(source, tmp_path / "other", adapter)[0])
 
 
 def begin_worker(root: Path, source: ModelSource, adapter: str) -> subprocess.Popen[bytes]:

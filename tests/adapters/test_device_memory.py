@@ -42,8 +42,13 @@ class Core:
 
 
 def test_openvino_devices_have_the_memory_that_their_plugins_tell_of() -> None:
-    found = {name: read_openvino_memory(Core(), name) for name in Core.FACTS}
-    assert found == {"GPU.0": (12 * GIB, True), "GPU.1": (16 * GIB, False), "NPU": (8 * GIB, True), "OLD": (0, False)}
+    memories = {name: read_openvino_memory(Core(), name) for name in Core.FACTS}
+    assert memories == {
+        "GPU.0": (12 * GIB, True),
+        "GPU.1": (16 * GIB, False),
+        "NPU": (8 * GIB, True),
+        "OLD": (0, False),
+    }
 
 
 @pytest.mark.parametrize(

@@ -45,21 +45,21 @@ class ItsOwnOutOfMemory(RuntimeError):
     ],
 )
 def test_words_tell_what_happened(said, kind):
-    found = classify_failure(RuntimeError(said), "a runtime")
-    assert type(found) is kind
-    assert "\n" not in str(found)
-    assert "a runtime" in str(found)
-    assert not getattr(found, "can_go_on", False)
+    failure = classify_failure(RuntimeError(said), "a runtime")
+    assert type(failure) is kind
+    assert "\n" not in str(failure)
+    assert "a runtime" in str(failure)
+    assert not getattr(failure, "can_go_on", False)
 
 
 def test_a_cap_of_instruction_sets_is_named_where_it_leaves_no_code(monkeypatch):
-    said = RuntimeError("could not create a primitive descriptor for the inner product")
+    error = RuntimeError("could not create a primitive descriptor for the inner product")
     for name in ISA_CAPS:
         monkeypatch.delenv(name, raising=False)
-    assert "environment" not in str(classify_failure(said, "it"))
+    assert "environment" not in str(classify_failure(error, "it"))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert "ONEDNN_MAX_CPU_ISA=AVX2" in str(classify_failure(said, "it"))
-    assert "memory" not in str(classify_failure(said, "it"))
+    assert "ONEDNN_MAX_CPU_ISA=AVX2" in str(classify_failure(error, "it"))
+    assert "memory" not in str(classify_failure(error, "it"))
 
 
 @pytest.mark.model
@@ -80,12 +80,12 @@ def test_a_runtime_without_code_for_the_model_says_so_once_and_names_the_cap(fir
         check=False,
         timeout=240,
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["kind"] == "configuration", "it can never work here"
-    assert not found["restartable"]
-    assert found["message"].count("could not create a primitive descriptor") == 1
-    assert "ONEDNN_MAX_CPU_ISA=AVX2" in found["message"]
-    assert "memory" not in found["message"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["kind"] == "configuration", "it can never work here"
+    assert not report["restartable"]
+    assert report["message"].count("could not create a primitive descriptor") == 1
+    assert "ONEDNN_MAX_CPU_ISA=AVX2" in report["message"]
+    assert "memory" not in report["message"]
 
 
 def test_types_tell_too_and_the_line_that_tells_is_shown():
@@ -113,8 +113,8 @@ def test_a_runtime_that_really_has_no_memory_goes_on_in_smaller_forwards(first_l
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["same"]
-    assert found["tokens"] == 72 or (runtime == "openvino_rt" and found["ended"])
-    assert found["failures"] > 0
-    assert 0 < found["rows"] < 1024
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["same"]
+    assert report["tokens"] == 72 or (runtime == "openvino_rt" and report["ended"])
+    assert report["failures"] > 0
+    assert 0 < report["rows"] < 1024

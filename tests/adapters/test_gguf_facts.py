@@ -251,9 +251,9 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own_library")
 def test_llama_cpp_takes_what_no_graph_here_computes(file: Path) -> None:
-    found = check_source(str(file), Path(), "llama_cpp")
-    assert isinstance(found, GgufFacts)
-    assert found == facts_of(file)
+    facts = check_source(str(file), Path(), "llama_cpp")
+    assert isinstance(facts, GgufFacts)
+    assert facts == facts_of(file)
 
 
 @pytest.mark.usefixtures("installed")
@@ -359,9 +359,9 @@ def test_which_runtimes_run_a_model_is_told(lfm2: Path, tmp_path: Path) -> None:
 
 
 def test_no_reference_is_asked_for_what_it_does_not_compute(lfm2: Path, tmp_path: Path) -> None:
-    asked = LoadOptions(device="CPU", kv_cache_bytes=1 << 20, slots=1)
+    options = LoadOptions(device="CPU", kv_cache_bytes=1 << 20, slots=1)
     question = ClassQuestion(
-        *(get("simulated"), tmp_path / "weights", asked, "mark", "m", "digest", "weights", 1),
+        *(get("simulated"), tmp_path / "weights", options, "mark", "m", "digest", "weights", 1),
         file=lfm2,
         store=tmp_path,
         isolated=False,
@@ -372,8 +372,8 @@ def test_no_reference_is_asked_for_what_it_does_not_compute(lfm2: Path, tmp_path
 @pytest.mark.parametrize("architecture", ["qwen3moe", "deepseek2", "mamba"])
 def test_memory_is_planned_for_every_kind(tmp_path: Path, architecture: str) -> None:
     path = write_llama_file(tmp_path, architecture)
-    asked = LoadOptions(device="CPU", kv_cache_bytes=1 << 20, slots=1)
-    plan = predict_memory(asked, get("openvino_rt"), facts_of(path), path.parent, logits_rows=4)
+    options = LoadOptions(device="CPU", kv_cache_bytes=1 << 20, slots=1)
+    plan = predict_memory(options, get("openvino_rt"), facts_of(path), path.parent, logits_rows=4)
     assert plan is not None
     assert plan.weights >= path.stat().st_size // 2
     assert plan.kv_cache >= 1 << 20

@@ -83,20 +83,20 @@ def _rename_tensor(name: str) -> str:
 def pair(tmp_path_factory) -> tuple[Path, Path]:
     directory = tmp_path_factory.mktemp("gemma")
     config = tiny_models.config_of("gemma3", **CHANGES)
-    found = tiny_models.write_model(directory / "hf", "gemma3", **CHANGES)
-    return found, write_gguf(directory / "m.gguf", config, tiny_models.tensors_of(config))
+    model = tiny_models.write_model(directory / "hf", "gemma3", **CHANGES)
+    return model, write_gguf(directory / "m.gguf", config, tiny_models.tensors_of(config))
 
 
 def test_both_files_give_the_same_decoder(pair):
     directory, file = pair
-    expected, found = open_weights(directory), GgufWeights(file)
-    assert found.spec.windows == (16, 16, 16, 16, 16, 0, 16)
-    assert found.spec.query_scale == pytest.approx(expected.spec.query_scale)
-    assert replace(found.spec, norm_epsilon=1e-6, query_scale=32**-0.5, ropes=expected.spec.ropes) == expected.spec
-    for ours, theirs in zip(found.spec.ropes, expected.spec.ropes, strict=True):
+    expected, weights = open_weights(directory), GgufWeights(file)
+    assert weights.spec.windows == (16, 16, 16, 16, 16, 0, 16)
+    assert weights.spec.query_scale == pytest.approx(expected.spec.query_scale)
+    assert replace(weights.spec, norm_epsilon=1e-6, query_scale=32**-0.5, ropes=expected.spec.ropes) == expected.spec
+    for ours, theirs in zip(weights.spec.ropes, expected.spec.ropes, strict=True):
         assert np.allclose(ours.inverse_frequencies, theirs.inverse_frequencies, rtol=1e-6)
     for name in ("embedding", "final_norm", "0.query", "5.key_norm", "6.post_mlp_norm", "3.post_attention_norm"):
-        assert np.array_equal(found.tensor(name).float32(), expected.tensor(name).float32())
+        assert np.array_equal(weights.tensor(name).float32(), expected.tensor(name).float32())
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_what_a_file_says_beyond_the_usual_is_applied(tmp_path, metadata, change
     file = write_gguf(tmp_path / "m.gguf", config, tiny_models.tensors_of(config), metadata)
     tokens = [int(token) for token in np.random.default_rng(3).integers(4, 260, 40)]
     expected = reference_decoder.logits(open_weights(directory), tokens)
-    found = reference_decoder.logits(GgufWeights(file), tokens)
-    assert np.abs(found - expected).max() < 2e-3 * expected.std()
+    logits = reference_decoder.logits(GgufWeights(file), tokens)
+    assert np.abs(logits - expected).max() < 2e-3 * expected.std()
     plain = reference_decoder.logits(GgufWeights(write_gguf(file, config, tiny_models.tensors_of(config))), tokens)
-    assert (np.abs(found - plain).max() > 0.01 * expected.std()) == bool(changes)
+    assert (np.abs(logits - plain).max() > 0.01 * expected.std()) == bool(changes)
 
 
 def test_keys_of_the_half_that_sees_are_harmless_to_gemma_alone(tmp_path):

@@ -78,10 +78,10 @@ def test_yarn_is_what_config_json_means_by_it(tmp_path, attention_factor):
     )
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     _, expected = read_spec(tiny_models.config_of("qwen3", rope_scaling=scaling), "config.json")
-    found = check_decoder(path)
-    assert found.context_length == expected.context_length == 1024
-    assert found.ropes[0].inverse_frequencies == pytest.approx(expected.ropes[0].inverse_frequencies, rel=1e-6)
-    assert found.ropes[0].magnitude == pytest.approx(expected.ropes[0].magnitude * (attention_factor or 1.0))
+    decoder = check_decoder(path)
+    assert decoder.context_length == expected.context_length == 1024
+    assert decoder.ropes[0].inverse_frequencies == pytest.approx(expected.ropes[0].inverse_frequencies, rel=1e-6)
+    assert decoder.ropes[0].magnitude == pytest.approx(expected.ropes[0].magnitude * (attention_factor or 1.0))
 
 
 def test_a_context_that_yarn_extends_beyond_what_models_count_is_damage(tmp_path):
@@ -171,10 +171,10 @@ def test_no_value_of_a_key_is_more_than_refused(tmp_path, family):
     keys += ["rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.scale_linear"]
     keys += [f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor")]
     keys += ["expert_count", "general.type", "general.alignment", "split.count", "tokenizer.ggml.tokens"]
-    told = [find_refusal(write_file(tmp_path / "m.gguf", tiny, **{key: odd})) for key in keys for odd in ODD_VALUES]
-    refused = [one for one in told if one]
-    assert [one for one in refused if not one.startswith("m.gguf: ") or "\n" in one] == []
-    assert len(refused) > len(told) * 0.6
+    refusals = [find_refusal(write_file(tmp_path / "m.gguf", tiny, **{key: odd})) for key in keys for odd in ODD_VALUES]
+    refused = [refusal for refusal in refusals if refusal]
+    assert [refusal for refusal in refused if not refusal.startswith("m.gguf: ") or "\n" in refusal] == []
+    assert len(refused) > len(refusals) * 0.6
 
 
 def find_refusal(path: Path) -> str:

@@ -82,12 +82,12 @@ def test_a_split_model_is_one_model_of_all_its_files(tmp_path: Path, bare_first:
     assert replace(sizes_of(split), file_bytes=0) == replace(sizes_of(whole), file_bytes=0)
     assert sizes_of(split).file_bytes == sum(file.stat().st_size for file in split.files)
     assert SourceMeter(path, lambda done, total: None).total_bytes == sizes_of(split).file_bytes
-    one, other = GgufWeights(split.path), GgufWeights(whole.path)
-    assert (one.spec, one.label) == (other.spec, other.label)
-    for name in one.spec.list_tensors():
-        found, expected = one.tensor(name), other.tensor(name)
-        assert type(found) is type(expected)
-        assert np.array_equal(found.float32(), expected.float32())
+    parts, other = GgufWeights(split.path), GgufWeights(whole.path)
+    assert (parts.spec, parts.label) == (other.spec, other.label)
+    for name in parts.spec.list_tensors():
+        tensor, expected = parts.tensor(name), other.tensor(name)
+        assert type(tensor) is type(expected)
+        assert np.array_equal(tensor.float32(), expected.float32())
 
 
 @pytest.mark.parametrize("adapter", ["openvino_rt", "onnx_rt", "torch_device", "llama_cpp"])
@@ -247,9 +247,9 @@ def test_a_file_alone_that_is_named_as_one_of_several_is_one_model(tmp_path: Pat
         ("a-00001-of-00003.gguf", {"split.no": 0, "split.count": 0}),
     ):
         write(tmp_path / name, TINY, metadata)
-        found = resolve(name, tmp_path)
-        assert (found.name, found.files) == ("a", ())
-        check_files(found.path)
+        source = resolve(name, tmp_path)
+        assert (source.name, source.files) == ("a", ())
+        check_files(source.path)
 
 
 def test_a_package_carries_a_split_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_a_package_carries_a_split_model(tmp_path: Path, monkeypatch: pytest.Mon
     package.mkdir(parents=True)
     write_split(package)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    found: ModelSource = resolve(f"package:split-weights-4b2/{FIRST}", Path())
-    assert (found.name, found.path, len(found.files)) == ("tiny", package / FIRST, 4)
+    source: ModelSource = resolve(f"package:split-weights-4b2/{FIRST}", Path())
+    assert (source.name, source.path, len(source.files)) == ("tiny", package / FIRST, 4)
     with pytest.raises(ModelRefused, match=rf"GGUF files in it: {FIRST}\."):
         resolve("package:split-weights-4b2/x.gguf", Path())

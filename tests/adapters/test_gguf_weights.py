@@ -28,8 +28,8 @@ def random_rows(seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q8_0], ids=lambda kind: kind.name)
 def test_kept_formats_keep_every_value(kind):
     packed = quantize(random_rows(), kind)
-    found = matrix(int(kind), np.frombuffer(packed.tobytes(), np.uint8), 24)
-    assert np.array_equal(found.float32(), dequantize(packed, kind).reshape(24, 512).astype(np.float32))
+    tensor = matrix(int(kind), np.frombuffer(packed.tobytes(), np.uint8), 24)
+    assert np.array_equal(tensor.float32(), dequantize(packed, kind).reshape(24, 512).astype(np.float32))
 
 
 def k_blocks(kind: GGMLQuantizationType, *halves: int) -> np.ndarray:
@@ -41,12 +41,12 @@ def k_blocks(kind: GGMLQuantizationType, *halves: int) -> np.ndarray:
     return raw.reshape(4, -1)
 
 
-def measure_errors(packed: np.ndarray, kind: GGMLQuantizationType, found: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def measure_errors(packed: np.ndarray, kind: GGMLQuantizationType, tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Each group's largest error and its step, (rows, groups) both."""
     expected = dequantize(packed, kind).reshape(len(packed), -1, 32)
     ordered = np.diff(np.sort(expected, axis=2), axis=2)
     step = np.where(ordered > 1e-4 * np.abs(expected).max(), ordered, np.inf).min(axis=2)
-    return np.abs(found.float32().reshape(expected.shape) - expected).max(axis=2), step
+    return np.abs(tensor.float32().reshape(expected.shape) - expected).max(axis=2), step
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def measure_errors(packed: np.ndarray, kind: GGMLQuantizationType, found: Tensor
 )
 def test_offsets_that_are_no_whole_steps_are_kept_to_a_fraction_of_a_step(kind, most):
     packed = k_blocks(kind, 0, 2) if kind.name.endswith("K") else quantize(random_rows(), kind)
-    found = matrix(int(kind), np.frombuffer(packed.tobytes(), np.uint8), len(packed))
-    assert isinstance(found, Grouped)
-    assert found.bits == 8
-    assert (found.zeros == 128).all()  # signed values without zeros: what every runtime multiplies fastest
-    error, step = measure_errors(packed, kind, found)
+    tensor = matrix(int(kind), np.frombuffer(packed.tobytes(), np.uint8), len(packed))
+    assert isinstance(tensor, Grouped)
+    assert tensor.bits == 8
+    assert (tensor.zeros == 128).all()  # signed values without zeros: what every runtime multiplies fastest
+    error, step = measure_errors(packed, kind, tensor)
     assert (error <= most * step + 1e-6).all()
     assert np.median(error / step) < most / 3
 
@@ -68,13 +68,13 @@ def test_offsets_that_are_no_whole_steps_are_kept_to_a_fraction_of_a_step(kind, 
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q4_K], ids=lambda kind: kind.name)
 def test_with_whole_zeros_offsets_move_by_half_a_step_at_most(kind):
     packed = k_blocks(kind, 0, 2) if kind is Kind.Q4_K else quantize(random_rows(), kind)
-    found = matrix_with_whole_zeros(int(kind), np.frombuffer(packed.tobytes(), np.uint8), len(packed))
-    assert isinstance(found, Grouped)
-    assert found.bits == 4
-    assert found.values.max() == 15
-    assert (found.zeros < 16).all()
-    error, step = measure_errors(packed, kind, found)
-    near = found.zeros.astype(int) % 15 > 0  # 0 lies among the values
+    tensor = matrix_with_whole_zeros(int(kind), np.frombuffer(packed.tobytes(), np.uint8), len(packed))
+    assert isinstance(tensor, Grouped)
+    assert tensor.bits == 4
+    assert tensor.values.max() == 15
+    assert (tensor.zeros < 16).all()
+    error, step = measure_errors(packed, kind, tensor)
+    near = tensor.zeros.astype(int) % 15 > 0  # 0 lies among the values
     assert (error <= step * 0.51 + 1e-6)[near].all()
     assert near.mean() > 0.5
     assert np.median(error[near] / step[near]) > 0.1
@@ -83,18 +83,18 @@ def test_with_whole_zeros_offsets_move_by_half_a_step_at_most(kind):
 @pytest.mark.parametrize("reader", [matrix, matrix_with_whole_zeros])
 def test_q4_1_keeps_a_constant_block_as_it_is(reader):
     packed = quantize(np.full((2, 32), 0.75, np.float32), Kind.Q4_1)
-    found = reader(3, np.frombuffer(packed.tobytes(), np.uint8), 2).float32()
-    assert found == pytest.approx(np.full((2, 32), 0.75), rel=1e-3)
+    values = reader(3, np.frombuffer(packed.tobytes(), np.uint8), 2).float32()
+    assert values == pytest.approx(np.full((2, 32), 0.75), rel=1e-3)
 
 
 def test_two_lattices_in_a_group_are_quantised_again_to_8_bits():
     raw = k_blocks(Kind.Q6_K, 208)  # 16 values share a scale
     expected = dequantize(raw, Kind.Q6_K).reshape(4, 512)
-    found = matrix(int(Kind.Q6_K), raw.reshape(-1), 4)
-    assert isinstance(found, Grouped)
-    assert found.bits == 8
+    tensor = matrix(int(Kind.Q6_K), raw.reshape(-1), 4)
+    assert isinstance(tensor, Grouped)
+    assert tensor.bits == 8
     most = np.abs(expected.reshape(4, -1, 32)).max(axis=2, keepdims=True)
-    assert (np.abs(found.float32().reshape(4, -1, 32) - expected.reshape(4, -1, 32)) <= most * 0.0051).all()
+    assert (np.abs(tensor.float32().reshape(4, -1, 32) - expected.reshape(4, -1, 32)) <= most * 0.0051).all()
 
 
 def test_labels_say_what_was_kept_and_what_was_not(tmp_path):

@@ -63,9 +63,9 @@ def test_answers_of_one_grammar_do_not_share_a_place_and_threads_may_prepare():
     thread = threading.Thread(target=grammars.prepare, args=(grammar,))
     thread.start()
     thread.join()
-    one, other = grammars.start(grammar), grammars.start(grammar)
-    one.advance(ord("a"))
-    assert (list_allowed(one.mask()), list_allowed(other.mask())) == (b"b", b"a")
+    state, other = grammars.start(grammar), grammars.start(grammar)
+    state.advance(ord("a"))
+    assert (list_allowed(state.mask()), list_allowed(other.mask())) == (b"b", b"a")
 
 
 def test_more_grammars_than_are_remembered():
@@ -87,10 +87,10 @@ def test_more_grammars_than_are_remembered():
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(kind, text, says):
-    found = find_grammar_problem(kind, text)
-    assert found
-    assert says in found
-    assert "\n" not in found
+    problem = find_grammar_problem(kind, text)
+    assert problem
+    assert says in problem
+    assert "\n" not in problem
     with pytest.raises(GrammarFailed):
         compiler().start(Text(kind, text))
 

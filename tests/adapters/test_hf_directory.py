@@ -29,9 +29,9 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def test_a_directory_is_a_source(tiny: Path) -> None:
-    found = resolve(tiny.name, tiny.parent)
-    assert (found.path, found.name, found.source) == (tiny, "my-tiny-model", tiny.name)
-    assert {path.name for path in found.content} == {path.name for path in tiny.iterdir()}
+    source = resolve(tiny.name, tiny.parent)
+    assert (source.path, source.name, source.source) == (tiny, "my-tiny-model", tiny.name)
+    assert {path.name for path in source.content} == {path.name for path in tiny.iterdir()}
 
 
 def test_an_artefact_belongs_to_the_content_of_all_files(tiny: Path, store_root: Path) -> None:

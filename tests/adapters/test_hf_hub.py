@@ -214,9 +214,9 @@ def test_faults_of_a_split_model_are_told_before_the_weights_are_asked_for(hub: 
         f"hf:org/whole/{second}": ["file 2 of 3", f"Name the first one: {first}"],
         "hf:org/whole/m.gguf": [f"GGUF files of the model: {first}."],
     }
-    for words, said in zip(wanted.values(), resolve_sources(hub, tmp_path, *wanted), strict=True):
-        assert said["error"] == "ModelRefused", said
-        assert all(word in said["text"] for word in words), said["text"]
+    for words, answer in zip(wanted.values(), resolve_sources(hub, tmp_path, *wanted), strict=True):
+        assert answer["error"] == "ModelRefused", answer
+        assert all(word in answer["text"] for word in words), answer["text"]
     config = tmp_path / "c.yaml"
     for source, told in ((f"hf:org/whole/{first}", ""), (f"hf:org/whole/{third}", f"Name the first one: {first}")):
         drafts = f"drafts: [{{method: model, source: {source}}}]"
@@ -238,11 +238,11 @@ def test_what_goes_wrong_is_told_with_the_way_out(hub: Hub, tmp_path: Path) -> N
         "hf:org/strange": ("ModelRefused", ["MyModel", "LlamaForCausalLM"]),
         "hf:org/code": ("ModelRefused", ["MyModel", "auto_map", "never run"]),
     }
-    for (source, (kind, words)), said in zip(sources.items(), resolve_sources(hub, tmp_path, *sources), strict=True):
-        assert said["error"] == kind, said
-        assert said["text"].startswith(source.partition("@")[0])
-        assert all(word in said["text"] for word in words), said["text"]
-        assert "\n" not in said["text"]
+    for (source, (kind, words)), answer in zip(sources.items(), resolve_sources(hub, tmp_path, *sources), strict=True):
+        assert answer["error"] == kind, answer
+        assert answer["text"].startswith(source.partition("@")[0])
+        assert all(word in answer["text"] for word in words), answer["text"]
+        assert "\n" not in answer["text"]
     assert hub.downloads(LARGE) == []  # a model that cannot be run costs no gigabytes
     (offline,) = resolve_sources(hub, tmp_path, "hf:org/none", HF_HUB_OFFLINE="1")
     assert (offline["error"], "HF_HUB_OFFLINE" in offline["text"]) == ("DownloadFailed", True)
@@ -297,7 +297,7 @@ def test_heads_are_read_before_the_weights(hub: Hub, tmp_path: Path, files: dict
     hub.models["org/bad"] = bad_ggufs(tmp_path)
     less = load(files[first := next(name for name in files if name.endswith("1-of-00002.safetensors"))])
     missing = next(iter(less))
-    hub.models["org/less"] = files | {first: save({name: one for name, one in less.items() if name != missing})}
+    hub.models["org/less"] = files | {first: save({name: tensor for name, tensor in less.items() if name != missing})}
     wanted = {
         "hf:org/bad/cut.gguf": "tokenizer.ggml.pre",
         "hf:org/bad/experts.gguf": "llama.expert_count",
@@ -306,11 +306,11 @@ def test_heads_are_read_before_the_weights(hub: Hub, tmp_path: Path, files: dict
         "hf:org/bad/less.gguf": "blk.0.ffn_up.weight",
         "hf:org/less": missing,
     }
-    for (source, told), said in zip(wanted.items(), resolve_sources(hub, tmp_path, *wanted), strict=True):
-        assert said["error"] == "ModelRefused", said
-        assert told in said["text"]
+    for (source, words), answer in zip(wanted.items(), resolve_sources(hub, tmp_path, *wanted), strict=True):
+        assert answer["error"] == "ModelRefused", answer
+        assert words in answer["text"]
         name = source.partition("org/bad/")[2]
-        assert sum(len(hub.models["org/bad"][one]) for one in [name] if one) > 4 << 20 or not name
+        assert sum(len(hub.models["org/bad"][file]) for file in [name] if file) > 4 << 20 or not name
     for name in (*hub.models["org/bad"], *(name for name in files if name.endswith(".safetensors"))):
         assert hub.downloads(f"/{name}") == []
         assert len(hub.heads(f"/{name}")) == 1
@@ -319,11 +319,11 @@ def test_heads_are_read_before_the_weights(hub: Hub, tmp_path: Path, files: dict
 def test_what_only_llama_cpp_runs_is_downloaded_for_it_alone(hub: Hub, tmp_path: Path) -> None:
     raw = write_llama_file(tmp_path, "lfm2").read_bytes()
     hub.models["org/lfm2"] = {"m.gguf": raw}
-    (said,) = resolve_sources(hub, tmp_path, "hf:org/lfm2/m.gguf")
-    assert said["text"].endswith("set adapter: llama_cpp.")
+    (answer,) = resolve_sources(hub, tmp_path, "hf:org/lfm2/m.gguf")
+    assert answer["text"].endswith("set adapter: llama_cpp.")
     assert hub.downloads("m.gguf") == []
-    (said,) = resolve_sources(hub, tmp_path, "hf:org/lfm2/m.gguf", ADAPTER="llama_cpp", OUTRIDER_LIBLLAMA=__file__)
-    assert Path(said["path"]).read_bytes() == raw
+    (answer,) = resolve_sources(hub, tmp_path, "hf:org/lfm2/m.gguf", ADAPTER="llama_cpp", OUTRIDER_LIBLLAMA=__file__)
+    assert Path(answer["path"]).read_bytes() == raw
 
 
 def test_a_head_of_several_megabytes_comes_in_ranges(hub: Hub, tmp_path: Path) -> None:
@@ -331,8 +331,8 @@ def test_a_head_of_several_megabytes_comes_in_ranges(hub: Hub, tmp_path: Path) -
     tiny = Tiny("llama", layers=1, vocabulary=90_000, hidden=64, mlp=64, heads=2, kv_heads=1)
     write(tmp_path / "wide.gguf", tiny, extra={"blk.0.ffn_up.weight": None})
     hub.models["org/wide"] = {"wide.gguf": (tmp_path / "wide.gguf").read_bytes()}
-    (said,) = resolve_sources(hub, tmp_path, "hf:org/wide/wide.gguf")
-    assert "blk.0.ffn_up.weight" in said["text"]
+    (answer,) = resolve_sources(hub, tmp_path, "hf:org/wide/wide.gguf")
+    assert "blk.0.ffn_up.weight" in answer["text"]
     assert hub.heads("wide.gguf") == ["bytes=0-1048575", "bytes=1048576-4194303"]
     assert hub.downloads("wide.gguf") == []
 
@@ -341,7 +341,7 @@ def test_config_check_reads_the_heads_of_models_of_the_hub(hub: Hub, tmp_path: P
     (tmp_path / "bad").mkdir()
     hub.models["org/bad"] = bad_ggufs(tmp_path / "bad")
     config = tmp_path / "c.yaml"
-    for source, draft, told in (
+    for source, draft, words in (
         ("hf:org/bad/experts.gguf", "", "model.source: experts.gguf: llama.expert_count"),
         ("hf:org/ggufs/q4/small-Q4_1.gguf", "hf:org/bad/less.gguf", "drafts[0].source: less.gguf: it lacks"),
         ("hf:org/ggufs/q4/small-Q4_1.gguf", "hf:org/Tiny", "drafts[0].source: hf:org/Tiny: the target's vocabulary"),
@@ -350,8 +350,8 @@ def test_config_check_reads_the_heads_of_models_of_the_hub(hub: Hub, tmp_path: P
         drafts = f"\ndrafts: [{{method: model, source: {draft}}}]" if draft else ""
         config.write_text(f"model: {{source: {source}}}{drafts}\nstore: {{directory: {tmp_path / 'store'}}}\n")
         done = check_config(hub, tmp_path, config)
-        assert (done.returncode, len(done.stderr.splitlines())) == ((1, 1) if told else (0, 0)), done.stderr
-        assert told in done.stderr
+        assert (done.returncode, len(done.stderr.splitlines())) == ((1, 1) if words else (0, 0)), done.stderr
+        assert words in done.stderr
     assert hub.downloads(".gguf") == []
     assert hub.downloads(".safetensors") == []
 
@@ -366,14 +366,14 @@ def large(files: dict[str, bytes]) -> dict[str, bytes]:
     """A repository with one large file of weights."""
     small = {name: raw for name, raw in files.items() if "safetensors" not in name}
     parts = [load(raw) for name, raw in files.items() if name.endswith(".safetensors")]
-    return small | {LARGE: enlarge(save({name: one for part in parts for name, one in part.items()}))}
+    return small | {LARGE: enlarge(save({name: tensor for part in parts for name, tensor in part.items()}))}
 
 
 def test_a_download_whose_connection_breaks_goes_on(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
     hub.models["org/large"] = large(files)
     hub.break_after = 15 << 20
-    (said,) = resolve_sources(hub, tmp_path, "hf:org/large")
-    assert (Path(said["path"]) / LARGE).read_bytes() == hub.models["org/large"][LARGE]
+    (answer,) = resolve_sources(hub, tmp_path, "hf:org/large")
+    assert (Path(answer["path"]) / LARGE).read_bytes() == hub.models["org/large"][LARGE]
     assert hub.downloads(LARGE) == ["", f"bytes={10 << 20}-"]
 
 
@@ -389,8 +389,8 @@ def test_after_a_sudden_death_files_that_are_whole_are_kept(hub: Hub, tmp_path: 
         child.kill()
     hub.stall_after = 0
     hub.go_on.set()
-    (said,) = resolve_sources(hub, tmp_path, "hf:org/large")
-    assert (Path(said["path"]) / second).read_bytes() == hub.models["org/large"][second]
+    (answer,) = resolve_sources(hub, tmp_path, "hf:org/large")
+    assert (Path(answer["path"]) / second).read_bytes() == hub.models["org/large"][second]
     assert (hub.downloads(first), len(hub.downloads(second))) == ([""], 2)
 
 
@@ -399,10 +399,10 @@ def test_too_little_space_is_told_before_the_weights_are_asked_for(
 ) -> None:
     hub.models["org/huge"] = large(files)
     hub.sizes = {LARGE: 1 << 60}
-    (said,) = resolve_sources(hub, tmp_path, "hf:org/huge")
-    assert said["error"] == "DownloadFailed"
-    assert "are free" in said["text"]
-    assert "HF_HOME" in said["text"]
+    (answer,) = resolve_sources(hub, tmp_path, "hf:org/huge")
+    assert answer["error"] == "DownloadFailed"
+    assert "are free" in answer["text"]
+    assert "HF_HOME" in answer["text"]
     assert hub.downloads(LARGE) == []
 
 
@@ -416,8 +416,8 @@ def test_a_cache_that_another_tool_filled_is_used(hub: Hub, tmp_path: Path, file
     (storage / "refs" / "main").write_text(commit)
     for name, raw in files.items():
         (snapshot / name).write_bytes(raw)
-    (said,) = resolve_sources(hub, tmp_path, "hf:org/cached", HF_HUB_OFFLINE="1")
-    assert said["source"] == f"hf:org/cached@{commit}"
+    (answer,) = resolve_sources(hub, tmp_path, "hf:org/cached", HF_HUB_OFFLINE="1")
+    assert answer["source"] == f"hf:org/cached@{commit}"
     shutil.move(snapshot / "model-00002-of-00002.safetensors", tmp_path)
-    (said,) = resolve_sources(hub, tmp_path, "hf:org/cached", HF_HUB_OFFLINE="1")
-    assert "model-00002-of-00002.safetensors" in said["text"]
+    (answer,) = resolve_sources(hub, tmp_path, "hf:org/cached", HF_HUB_OFFLINE="1")
+    assert "model-00002-of-00002.safetensors" in answer["text"]

@@ -37,8 +37,8 @@ def test_no_value_of_a_key_is_more_than_refused(name):
     config = tiny_models.config_of(name)
     keys = [*config, "layer_types", "rope_scaling", "rope_parameters", "draft_vocab_size", "text_config", "mlp_bias"]
     keys += ["use_sliding_window", "partial_rotary_factor", "original_max_position_embeddings", "attention_bias"]
-    refused = [one for key in keys for value in ODD_VALUES if (one := find_refusal(config | {key: value}))]
-    assert [one for one in refused if not one.startswith("config.json: ")] == []
+    refused = [refusal for key in keys for value in ODD_VALUES if (refusal := find_refusal(config | {key: value}))]
+    assert [refusal for refusal in refused if not refusal.startswith("config.json: ")] == []
     assert len(refused) > 100
 
 
@@ -63,8 +63,8 @@ def test_where_windows_begin_is_asked_only_where_there_are_some(family):
 def test_no_value_inside_a_rope_is_more_than_refused(scaling, where):
     keys = [*scaling, "beta_slow", "attention_factor", "truncate", "rope_theta", "partial_rotary_factor"]
     ropes = [scaling | {key: value} for key in keys for value in [*ODD_VALUES, None]]
-    told = [find_refusal(tiny_models.config_of("qwen3", **{where: rope})) for rope in ropes]
-    assert [one for one in told if one and not one.startswith(f"config.json: {where}: ")] == []
+    refusals = [find_refusal(tiny_models.config_of("qwen3", **{where: rope})) for rope in ropes]
+    assert [refusal for refusal in refusals if refusal and not refusal.startswith(f"config.json: {where}: ")] == []
     numbers = [key for key in scaling if key != "rope_type"]
     for key in numbers:
         with pytest.raises(ModelRefused, match=rf"{where}: {key} is 'x'"):

@@ -54,9 +54,9 @@ def test_logits_are_those_of_the_formulas(tmp_path: Path, shared_store: Path, na
     model = load(directory, shared_store)
     first = model.forward([Segment(0, 0, tokens()[:70], (0, 70))]).logits.copy()
     rest = model.forward([Segment(1, 0, tokens(9), (0, 0)), Segment(0, 70, tokens()[70:], (0, 20))]).logits.copy()
-    found = np.concatenate([first, rest])
+    logits = np.concatenate([first, rest])
     # Keys and values are kept in 16 bits; everything else is float32.
-    assert np.sqrt(np.mean((found - expected) ** 2)) < 0.004 * expected.std()
+    assert np.sqrt(np.mean((logits - expected) ** 2)) < 0.004 * expected.std()
     assert model.capabilities.weights == {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}[kind]
     assert find_variance(model) == ""
     model.close()
@@ -76,8 +76,8 @@ def test_onnx_runtime_computes_the_same(tmp_path: Path, shared_store: Path, name
     model = load(directory, shared_store, name="onnx_rt")
     first = model.forward([Segment(0, 0, tokens()[:70], (0, 70))]).logits.copy()
     rest = model.forward([Segment(0, 70, tokens()[70:], (0, 20))]).logits
-    found = np.concatenate([first, rest])
-    assert np.sqrt(np.mean((found - expected) ** 2)) < 0.001 * expected.std()
+    logits = np.concatenate([first, rest])
+    assert np.sqrt(np.mean((logits - expected) ** 2)) < 0.001 * expected.std()
     assert find_variance(model) == ""
     model.close()
 

@@ -51,8 +51,8 @@ def ours(directory: Path) -> np.ndarray:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_figures_of_transformers(tmp_path: Path, variant: str) -> None:
     name, changes = VARIANTS[variant]
-    found = ours(tiny_models.write_model(tmp_path, name, **changes))[-1, :6]
-    assert found == pytest.approx(LAST[variant], abs=2e-4)
+    logits = ours(tiny_models.write_model(tmp_path, name, **changes))[-1, :6]
+    assert logits == pytest.approx(LAST[variant], abs=2e-4)
 
 
 @pytest.mark.reference
@@ -68,8 +68,8 @@ def test_transformers_itself(tmp_path: Path, variant: str) -> None:
     )
     with torch.no_grad():
         theirs = model(torch.tensor([TOKENS])).logits[0].numpy()
-    found = ours(directory)
-    assert np.abs(found - theirs).max() < 2e-4
+    logits = ours(directory)
+    assert np.abs(logits - theirs).max() < 2e-4
     # The config as they write it back, with rope_parameters and layer_types, means the same model.
     model.config.save_pretrained(tmp_path / "rewritten")
     rewritten = json.loads((tmp_path / "rewritten" / "config.json").read_text())

@@ -34,7 +34,7 @@ def test_a_position_is_in_a_forward_of_the_same_width_wherever_a_segment_begins(
     def find_width(begin: int) -> int:
         segment = Segment(0, begin, [0] * (position - begin + 20), (0, 0))
         pieces = cut_at_borders(segment, width, BORDER)
-        piece = next(one for one in pieces if one.start <= position < one.start + len(one.tokens))
+        piece = next(piece for piece in pieces if piece.start <= position < piece.start + len(piece.tokens))
         return choose_width(piece.start, width, BORDER)
 
     assert find_width(min(start, position)) == find_width(min(other, position))

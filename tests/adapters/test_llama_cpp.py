@@ -162,11 +162,11 @@ class CopiedBlocksMachine(RuleBasedStateMachine):
     @rule(slot=st.integers(0, SLOTS - 1), text=st.lists(st.integers(0, 1), min_size=1, max_size=12))
     def begin_or_go_on(self, slot: int, text: list[int]) -> None:
         if slot not in self.held:
-            found = self.pool.attach(slot, text)
-            assert found < len(text)
-            assert [self.kept[block] for block in self.pool.sources] == self.cut(text[:found]) or not found
-            if found:
-                self.hold(slot, text[:found])
+            positions = self.pool.attach(slot, text)
+            assert positions < len(text)
+            assert [self.kept[block] for block in self.pool.sources] == self.cut(text[:positions]) or not positions
+            if positions:
+                self.hold(slot, text[:positions])
         held = self.pool.count_cached_positions(slot)
         more = text[held:] if slot not in self.held or not held else text
         if not more:
@@ -303,6 +303,8 @@ def test_a_context_that_finds_no_memory_costs_its_forward_and_nothing_else(tmp_p
         again = model.forward([Segment(0, 39, [39], (0, 1))]).logits
         assert np.array_equal(again, before)
     """
-    found = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert "ran out of memory" in found.stdout
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert "ran out of memory" in process.stdout

@@ -89,10 +89,10 @@ def test_states_of_every_kind_are_split_and_joined_again_byte_for_byte(drawn):
     state = np.frombuffer(write_caches(rows, **written), np.uint8)
     sequence = np.frombuffer(HEAD + state.tobytes(), np.uint8)
     form = read_format(state, sequence)
-    found = form.split(state)
-    assert form.join(found).tobytes() == sequence.tobytes()
-    assert sum(form.row_bytes) == form.position_bytes == sum(one.shape[1] for cache in rows for one in cache)
-    fewer = [one[:1] for one in found]
+    parts = form.split(state)
+    assert form.join(parts).tobytes() == sequence.tobytes()
+    assert sum(form.row_bytes) == form.position_bytes == sum(row.shape[1] for cache in rows for row in cache)
+    fewer = [part[:1] for part in parts]
     assert np.array_equal(form.split(form.join(fewer)[len(HEAD) :])[0], fewer[0])
 
 
@@ -128,14 +128,14 @@ def test_a_build_whose_structures_are_known_lists_its_devices(tmp_path, monkeypa
     monkeypatch.setenv(VARIABLE, str(file))
     library = load_library(find_library())
     profiles = LlamaCppAdapter(lambda: library).devices()
-    assert [(one.name, one.kind, one.in_host_memory) for one in profiles] == [
+    assert [(profile.name, profile.kind, profile.in_host_memory) for profile in profiles] == [
         ("CPU", "cpu", True),
         ("Vulkan0", "gpu", False),
         ("Vulkan1", "gpu", True),
     ]
-    assert [one.memory_bytes for one in profiles[1:]] == [4 << 20, 4 << 20]
-    assert [one.kind for one in library.list_devices()] == ["discrete", "integrated"]
-    assert [read_device_memory(one) for one in profiles[1:]] == [(4 << 20, 3 << 20)] * 2
+    assert [profile.memory_bytes for profile in profiles[1:]] == [4 << 20, 4 << 20]
+    assert [device.kind for device in library.list_devices()] == ["discrete", "integrated"]
+    assert [read_device_memory(profile) for profile in profiles[1:]] == [(4 << 20, 3 << 20)] * 2
     assert check_device("llama_cpp", "Vulkan0") == check_device("llama_cpp", "CPU")
     with pytest.raises(Unsupported, match=r"no device .CUDA0. here; it has CPU, Vulkan0, Vulkan1"):
         check_device("llama_cpp", "CUDA0")
@@ -193,8 +193,8 @@ def test_a_configuration_names_a_library_to_every_process(tmp_path, monkeypatch)
         f"store: {{directory: {tmp_path / 'store'}}}\n"
     )
     command = [sys.executable, "-m", "orchestrator.cli.main", "devices", "--json", "--config", str(config)]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = [row for row in json.loads(found.stdout) if row["runtime"] == "llama_cpp"]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [row for row in json.loads(process.stdout) if row["runtime"] == "llama_cpp"]
     assert [row["device"] for row in rows] == ["CPU", "Vulkan0", "Vulkan1"]
     assert {row["runtime_version"].split()[0] for row in rows} == {"libllama"}
     assert [row["memory_free_bytes"] for row in rows[1:]] == [3 << 20, 3 << 20]
@@ -211,12 +211,14 @@ def test_a_class_that_one_library_keeps_is_not_taken_for_another(tmp_path, monke
     adapters = [LlamaCppAdapter(partial(load_library, place)) for place in places]
     widths = iter((1, 2))
     monkeypatch.setattr(case, "_find_exact", lambda *asked: replace(IN_ANY_ROWS, fixed_width=next(widths)))
-    found = [case.exact_class(adapter, tmp_path, LoadOptions(device="CPU")) for adapter in (*adapters, *adapters)]
-    assert [one.fixed_width for one in found] == [1, 2, 1, 2]
+    classes = [case.exact_class(adapter, tmp_path, LoadOptions(device="CPU")) for adapter in (*adapters, *adapters)]
+    assert [kind.fixed_width for kind in classes] == [1, 2, 1, 2]
 
 
 @NO_MAINLINE
-@pytest.mark.parametrize("architecture", [one for one in ARCHITECTURES if one not in RECURRENT])
+@pytest.mark.parametrize(
+    "architecture", [architecture for architecture in ARCHITECTURES if architecture not in RECURRENT]
+)
 def test_mainline_goes_on_from_a_state_as_from_its_own_forwards(tmp_path, architecture):
     """A sequence outgrows its contexts, is rolled back behind what a sliding window has left, is forked and moved."""
     place = find_mainline("xllamacpp")

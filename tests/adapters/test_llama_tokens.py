@@ -93,10 +93,10 @@ def real_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield joined
         joined.unlink()
     else:
-        found = platformdirs.user_cache_path("outrider-benchmarks") / f"{name}.gguf"
-        if not found.is_file():
+        file = platformdirs.user_cache_path("outrider-benchmarks") / f"{name}.gguf"
+        if not file.is_file():
             pytest.skip(f"it is not here: python -m outrider_lab.benchmark_models {name}")
-        yield found
+        yield file
 
 
 @pytest.mark.model
@@ -115,7 +115,7 @@ def test_ids_and_bytes_of_real_vocabularies_are_those_of_the_library(
                 continue  # libraries take "</s>" for a control token, whatever the file says
             for special in (False, True):
                 assert tokenizer.encode(text, special=special) == vocabulary.encode(text, special=special), text
-        begun = vocabulary.encode("Where is it?", special=True, begins=True)
-        assert tokenizer.encode_prompt("Where is it?", special=True) == begun
+        ids = vocabulary.encode("Where is it?", special=True, begins=True)
+        assert tokenizer.encode_prompt("Where is it?", special=True) == ids
         for token in range(tokenizer.vocabulary_size):
             assert tokenizer.token_bytes(token) == vocabulary.read_piece(token)

@@ -114,7 +114,7 @@ def test_the_peak_stays_within_the_plan(
     heavy: bool,
     activations: str,
 ):
-    if activations not in ("auto", *(one for device in list_devices(adapter) for one in device.precisions)):
+    if activations not in ("auto", *(precision for device in list_devices(adapter) for precision in device.precisions)):
         pytest.skip(f"{adapter} has no {activations} here")
     source = heavy_path if heavy else first_layers_path
     drafts = [{"method": "model", "name": "draft", "place": "", "prefill_ms": 50.0}] if draft else []
@@ -132,16 +132,16 @@ def test_the_peak_stays_within_the_plan(
         "low_acceptance_rate": 0.0,
         "drafters": [{**one, "model": model_options(draft, first_layers_path, shared_store, 12)} for one in drafts],
     }
-    while (found := peak(options)) is None:  # prepared now, by it or by another test beside it
+    while (measured := peak(options)) is None:  # prepared now, by it or by another test beside it
         pass
-    assert found["peak"] <= 1.05 * found["planned"], found
-    assert found["planned"] <= 1.3 * found["peak"], found
+    assert measured["peak"] <= 1.05 * measured["planned"], measured
+    assert measured["planned"] <= 1.3 * measured["peak"], measured
 
 
 @pytest.mark.parametrize(("isa", "packs_again"), [(("avx512_bf16",), False), (("avx512_bf16", "amx_tile"), True)])
 def test_layers_are_planned_a_third_time_in_16_bits_with_amx_alone(monkeypatch, isa, packs_again):
     monkeypatch.setattr(openvino, "processor", lambda: replace(processor(), isa=isa))
-    (costs,) = [one.memory_costs for one in list_devices("openvino_rt") if one.name == "CPU"]
+    (costs,) = [device.memory_costs for device in list_devices("openvino_rt") if device.name == "CPU"]
     assert costs is not None
     shape = ModelShape(1000, 64, 192, 4, 128, 2, layers_bytes := 10_000_000, 0, 0)
     wide, narrow = (
@@ -170,10 +170,10 @@ def test_a_plan_is_the_sum_of_its_parts_and_grows_with_each(cost, vocabulary, hi
         shape = ModelShape(vocabulary, hidden, 3 * hidden, 9, 100, 2, file, file, file)
         return plan_memory(cost, shape, kv_cache_bytes=kv, batch_rows=rows, logits_rows=logits, process_bytes=process)
 
-    found = plan()
-    assert found.total == found.process + found.weights + found.kv_cache + found.workspace
-    assert found.total >= process + kv
-    assert plan(rows=rows + 1).total >= found.total
-    assert plan(logits=65).total >= found.total
-    assert plan(kv=kv + 7).total == found.total + 7
-    assert plan(file=file + 10).total >= found.total
+    parts = plan()
+    assert parts.total == parts.process + parts.weights + parts.kv_cache + parts.workspace
+    assert parts.total >= process + kv
+    assert plan(rows=rows + 1).total >= parts.total
+    assert plan(logits=65).total >= parts.total
+    assert plan(kv=kv + 7).total == parts.total + 7
+    assert plan(file=file + 10).total >= parts.total

@@ -22,12 +22,12 @@ def compute(source: Path, weights: Weights, shared_store: Path, adapter: str) ->
     """Return how far the adapter's logits are from the formulas', in their spread."""
     from adapters.contract import Segment
 
-    asked = [token % 60 for token in tokens(40)]
-    expected = reference_decoder.logits(weights, asked)
+    text = [token % 60 for token in tokens(40)]
+    expected = reference_decoder.logits(weights, text)
     model = load(source, shared_store, name=adapter)
-    found = model.forward([Segment(0, 0, asked, (0, len(asked)))]).logits.copy()
+    logits = model.forward([Segment(0, 0, text, (0, len(text)))]).logits.copy()
     model.close()
-    return float(np.sqrt(np.mean((found - expected) ** 2)) / expected.std())
+    return float(np.sqrt(np.mean((logits - expected) ** 2)) / expected.std())
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,6 @@ def test_a_scaled_rope_is_the_same_on_every_adapter(tmp_path, shared_store, adap
 def test_what_a_gemma_says_of_itself_is_the_same_on_every_adapter(tmp_path, shared_store, adapter):
     pytest.importorskip({"torch_device": "torch"}.get(adapter, "openvino"))
     config = tiny_models.config_of("gemma3", **CHANGES)
-    said = {"final_logit_softcapping": 6.0, "attention.sliding_window_pattern": 3, "rope.freq_base_swa": 5000.0}
-    path = write_gguf(tmp_path / "m.gguf", config, tiny_models.tensors_of(config), said)
+    keys = {"final_logit_softcapping": 6.0, "attention.sliding_window_pattern": 3, "rope.freq_base_swa": 5000.0}
+    path = write_gguf(tmp_path / "m.gguf", config, tiny_models.tensors_of(config), keys)
     assert compute(path, GgufWeights(path), shared_store, adapter) < 0.01

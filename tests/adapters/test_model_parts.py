@@ -36,7 +36,7 @@ def install(site: Path, name: str, files: dict[str, bytes], requires: list[str] 
     (package / "__init__.py").write_text("raise SystemExit('imported')")
     for file, content in files.items():
         (package / "data" / file).write_bytes(content)
-    needs = "".join(f"Requires-Dist: {one}\n" for one in requires or [])
+    needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires or [])
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}")
     (info / "top_level.txt").write_text(f"{name}\n")
     written = [f"{name}/__init__.py", *(f"{name}/data/{file}" for file in files)]

@@ -116,8 +116,8 @@ def test_huge_lengths_are_refused_at_once(tmp_path: Path) -> None:
 )
 def test_default_name(tmp_path: Path, file: str, basename: str | None, name: str | None, expected: str) -> None:
     write_gguf(tmp_path / file, **{"general.basename": basename, "general.name": name})
-    found = resolve(file, tmp_path)
-    assert (found.name, found.path, found.source) == (expected, tmp_path / file, file)
+    source = resolve(file, tmp_path)
+    assert (source.name, source.path, source.source) == (expected, tmp_path / file, file)
 
 
 def test_missing_files_and_directories_are_refused(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def prepare_in_process(root: Path, model: ModelSource, scratch: Path, label: str
         with (scratch / f"{label}.stages").open("a") as file:
             file.write(stage + "\n")
 
-    found = ModelStore(root).prepare(model, CopyRecipe(during=during), progress)
-    (scratch / f"{label}.result").write_text(str(found))
+    prepared = ModelStore(root).prepare(model, CopyRecipe(during=during), progress)
+    (scratch / f"{label}.result").write_text(str(prepared))
 
 
 def test_an_artefact_is_made_once_and_described(store_root: Path, model: ModelSource) -> None:
@@ -192,12 +192,12 @@ def empty_the_manifest(made: Path) -> None:
 
 @pytest.mark.parametrize("harm", [cut_a_file, remove_a_file, cut_the_manifest, empty_the_manifest])
 def test_a_damaged_artefact_is_made_again(store_root: Path, model: ModelSource, harm: Callable[[Path], None]) -> None:
-    store, recipe, said = ModelStore(store_root), CopyRecipe(), Said()
+    store, recipe, progress = ModelStore(store_root), CopyRecipe(), Said()
     made = store.prepare(model, recipe, Said())
     harm(made)
-    assert store.prepare(model, recipe, said) == made
+    assert store.prepare(model, recipe, progress) == made
     assert recipe.runs == 2
-    assert any("is damaged" in stage for stage in said.stages)
+    assert any("is damaged" in stage for stage in progress.stages)
     assert is_whole(made)
     assert leftovers(store_root) == []
 
@@ -237,9 +237,9 @@ def test_contents_are_read_once_after_a_boot_and_when_a_file_was_touched(store_r
     made = store.prepare(model, recipe, Said())
 
     def is_verified() -> bool:
-        said = Said()
-        assert ModelStore(store_root).prepare(model, recipe, said) == made
-        return said.stages == [f"verifying {made.name}"]
+        progress = Said()
+        assert ModelStore(store_root).prepare(model, recipe, progress) == made
+        return progress.stages == [f"verifying {made.name}"]
 
     assert not is_verified()
     after_a_boot(made)
@@ -269,9 +269,9 @@ def test_a_bit_that_rots_is_found_after_the_boot_and_the_artefact_made_again(
     assert "is damaged" in caplog.text
     assert str(made) in caplog.text
     assert not (made / "corrupt.json").exists()
-    said = Said()
-    store.prepare(model, recipe, said)
-    assert said.stages == []
+    progress = Said()
+    store.prepare(model, recipe, progress)
+    assert progress.stages == []
 
 
 def test_rot_that_is_found_while_nothing_can_be_made_is_still_there_at_the_next_load(

@@ -45,17 +45,17 @@ class Busy(Nvml):
 
 def read(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> Any:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    found = read_nvidia_loads({OURS})
+    loads = read_nvidia_loads({OURS})
     assert not nvml.open
-    return found["CUDA:0"]
+    return loads["CUDA:0"]
 
 
 def test_what_our_processes_take_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read(monkeypatch, Busy({OURS: 60, THEIRS: 30}))
-    assert (found.utilisation, found.others) == (0.9, pytest.approx(0.3))
-    assert (found.memory_total_bytes, found.memory_free_bytes, found.memory_ours_bytes) == (8 << 30, 5 << 30, 1 << 30)
-    assert (found.temperature_c, found.temperature_limit_c) == (61.0, 92)
-    assert (found.power_w, found.power_limit_w) == (250.0, 700.0)
+    load = read(monkeypatch, Busy({OURS: 60, THEIRS: 30}))
+    assert (load.utilisation, load.others) == (0.9, pytest.approx(0.3))
+    assert (load.memory_total_bytes, load.memory_free_bytes, load.memory_ours_bytes) == (8 << 30, 5 << 30, 1 << 30)
+    assert (load.temperature_c, load.temperature_limit_c) == (61.0, 92)
+    assert (load.power_w, load.power_limit_w) == (250.0, 700.0)
 
 
 def test_where_none_of_ours_is_there_all_is_somebody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +68,8 @@ def test_where_nobody_can_tell_whose_it_is_that_is_not_known(monkeypatch: pytest
 
 
 def test_an_old_device_and_an_old_library_tell_what_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read(monkeypatch, Nvml())
-    assert (found.utilisation, found.others, found.power_limit_w, found.temperature_limit_c) == (0.42, None, None, None)
+    load = read(monkeypatch, Nvml())
+    assert (load.utilisation, load.others, load.power_limit_w, load.temperature_limit_c) == (0.42, None, None, None)
 
 
 def test_a_machine_without_driver_has_no_such_devices(monkeypatch: pytest.MonkeyPatch) -> None:

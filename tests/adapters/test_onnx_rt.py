@@ -249,6 +249,6 @@ def test_no_length_of_a_prompt_leaves_a_row_alone_in_the_attentions_last_block(t
     whole = model.forward([Segment(0, 0, tokens, (0, 200))]).logits.copy()
     for length in (2, 3, 31, 33, 63, 64, 65, 66, 127, 129, 193):
         model.release(0)
-        found = model.forward([Segment(0, 0, tokens[:length], (0, length))]).logits
-        assert np.array_equal(found.view(np.uint32), whole[:length].view(np.uint32)), length
+        logits = model.forward([Segment(0, 0, tokens[:length], (0, length))]).logits
+        assert np.array_equal(logits.view(np.uint32), whole[:length].view(np.uint32)), length
     model.close()

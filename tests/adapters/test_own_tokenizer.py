@@ -66,12 +66,14 @@ def encode(source: Path, scratch: Path, text: str) -> list[int]:
 def test_the_same_files_give_the_tokenizer_and_then_the_store_does(tmp_path: Path) -> None:
     tiny_gguf.write(tmp_path / "m.gguf", MODEL)
     identity, store = serve_far(tmp_path, "m.gguf", tmp_path / "far"), ModelStore(tmp_path / "near")
-    found = prepare_own_tokenizer(store, "m.gguf", tmp_path, identity, silent)
-    assert found.is_relative_to(store.root)
-    assert Tokenizer.load(found).encode(TEXT, special=False) == encode(tmp_path / "m.gguf", tmp_path / "scratch", TEXT)
+    prepared = prepare_own_tokenizer(store, "m.gguf", tmp_path, identity, silent)
+    assert prepared.is_relative_to(store.root)
+    assert Tokenizer.load(prepared).encode(TEXT, special=False) == encode(
+        tmp_path / "m.gguf", tmp_path / "scratch", TEXT
+    )
     (tmp_path / "m.gguf").unlink()
-    assert prepare_own_tokenizer(ModelStore(store.root), "m.gguf", tmp_path, identity, silent) == found
-    (found / "tokenizer.json").write_text("{}")
+    assert prepare_own_tokenizer(ModelStore(store.root), "m.gguf", tmp_path, identity, silent) == prepared
+    (prepared / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelReplaced):
         prepare_own_tokenizer(ModelStore(store.root), "m.gguf", tmp_path, identity, silent)
 
@@ -126,5 +128,5 @@ def test_a_model_of_the_hub_costs_its_small_files_once(hub: Hub, tmp_path: Path)
 
 def test_a_hub_that_does_not_answer_is_named(hub: Hub, tmp_path: Path) -> None:
     source = f"hf:org/tiny@{hub.commit('org/tiny')}"
-    (told,) = prepare_from_hub(hub, tmp_path, source, HF_ENDPOINT="http://127.0.0.1:9")
-    assert told.startswith(f"{source}: it cannot be downloaded from http://127.0.0.1:9")
+    (message,) = prepare_from_hub(hub, tmp_path, source, HF_ENDPOINT="http://127.0.0.1:9")
+    assert message.startswith(f"{source}: it cannot be downloaded from http://127.0.0.1:9")

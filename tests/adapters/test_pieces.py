@@ -64,7 +64,7 @@ def test_what_is_decoded_in_pieces_is_what_is_decoded_at_once(rows_at_once, monk
     monkeypatch.setattr(pieces, "_PIECE_ELEMENTS", rows_at_once * COLUMNS)
     values = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
     done: list[int] = []
-    found = decode_in_pieces(lambda part: Dense(values[part]), (ROWS, COLUMNS), done.append)
-    assert np.array_equal(found.values, values)
+    tensor = decode_in_pieces(lambda part: Dense(values[part]), (ROWS, COLUMNS), done.append)
+    assert np.array_equal(tensor.values, values)
     assert done == sorted(done)
     assert done[-1] == ROWS

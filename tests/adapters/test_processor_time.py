@@ -68,27 +68,27 @@ def test_the_tightest_group_counts(tmp_path) -> None:
     (groups / "a" / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
     (groups / "a" / "b" / "cpu.max").write_text("max 100000\n")
     (groups / "a" / "b" / "cpu.stat").write_text("usage_usec 1\n")
-    found = read_group_time(proc)
-    assert found is not None
-    assert (found.cores, found.used_s) == (1.5, 2.5)
+    time_s = read_group_time(proc)
+    assert time_s is not None
+    assert (time_s.cores, time_s.used_s) == (1.5, 2.5)
 
 
 def test_threads_that_want_a_core_are_counted(tmp_path) -> None:
-    told = tmp_path / "loadavg"
-    told.write_text("0.20 0.18 0.12 19/80 11206\n")
-    assert count_runnable(told) == 19
-    told.write_text("?")
-    assert count_runnable(told) is None
+    load_file = tmp_path / "loadavg"
+    load_file.write_text("0.20 0.18 0.12 19/80 11206\n")
+    assert count_runnable(load_file) == 19
+    load_file.write_text("?")
+    assert count_runnable(load_file) is None
     assert count_runnable(tmp_path / "none") is None
 
 
 def test_they_are_where_others_use_the_time() -> None:
     cores = {0: CoreLoad(0.0, 1.0), 1: CoreLoad(0.0, 0.5), 2: CoreLoad(1.0, 0.0)}
     shared = share_out_rivals(cores, 1 + 1 + 6)
-    assert [one.rivals for one in shared.values()] == [4.0, 2.0, 0.0], "one of the eight counts, and one is ours"
+    assert [load.rivals for load in shared.values()] == [4.0, 2.0, 0.0], "one of the eight counts, and one is ours"
     assert sum_up(shared, range(3)).rivals == 2.0
     assert sum_up(shared, range(3), group_cores=1.0).rivals is None, "a group is bounded by its quota, not by them"
-    assert [one.rivals for one in share_out_rivals(cores, 0).values()] == [1.0, 0.5, 0.0], "no fewer than they use"
+    assert [rival.rivals for rival in share_out_rivals(cores, 0).values()] == [1.0, 0.5, 0.0], "no fewer than they use"
     assert share_out_rivals(cores, None) == cores
 
 
@@ -102,25 +102,25 @@ def test_a_process_of_ours_is_ours_and_one_of_somebody_elses_is_not() -> None:
     with subprocess.Popen([sys.executable, "-c", LOOP % core]) as busy:
         try:
             everything, all_but = list_own_processes(), [psutil.Process()]
-            assert busy.pid in [one.pid for one in everything]
+            assert busy.pid in [process.pid for process in everything]
             meter.measure(everything)
             time.sleep(1.0)
-            found = meter.measure(everything)
-            assert found is not None
-            ours = found.cores[core].ours
+            loads = meter.measure(everything)
+            assert loads is not None
+            ours = loads.cores[core].ours
             assert ours > 0.02, "even on a crowded core a loop gets its turn"
             meter = ProcessorMeter()
             meter.measure(all_but)
             time.sleep(1.0)
-            found = meter.measure(all_but)
-            assert found is not None
-            assert found.cores[core].others > 0.5
+            loads = meter.measure(all_but)
+            assert loads is not None
+            assert loads.cores[core].others > 0.5
         finally:
             busy.kill()
 
 
 def test_a_number_that_is_no_workers_is_left_out() -> None:
-    assert 1 not in [one.pid for one in list_own_processes([1, 2**22 + 1])]
+    assert 1 not in [process.pid for process in list_own_processes([1, 2**22 + 1])]
 
 
 BOUND_THREADS = """

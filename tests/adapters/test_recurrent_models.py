@@ -63,9 +63,9 @@ def prepare(library: NativeLibrary, directory: Path, architecture: str, **change
 def load(library: NativeLibrary, directory: Path, architecture: str, **options):
     """Load a tiny model in the first class that keeps its bits on this processor."""
     adapter, prepared = prepare(library, directory, architecture)
-    asked = LoadOptions(**({"slots": 4, "kv_cache_bytes": 16 << 20, "threads": 1} | options))
-    for tier in list_classes(adapter, prepared, asked):
-        model = adapter.load(prepared, replace(asked, numerical_class=tier[0]), silent)
+    wanted = LoadOptions(**({"slots": 4, "kv_cache_bytes": 16 << 20, "threads": 1} | options))
+    for tier in list_classes(adapter, prepared, wanted):
+        model = adapter.load(prepared, replace(wanted, numerical_class=tier[0]), silent)
         if not find_variance(model):
             return model
         model.close()
@@ -96,7 +96,7 @@ def test_the_greedy_text_is_the_librarys_own_however_many_are_decoded(tmp_path, 
     model = load(library, tmp_path, architecture)
     prompts = [make_text(length, seed) for seed, length in enumerate((5, 240, 33))]
     expected = [decode_alone(library, tmp_path / f"tiny-{architecture}.gguf", prompt, 30) for prompt in prompts]
-    assert len({token for said in expected for token in said}) > 5
+    assert len({token for text in expected for token in text}) > 5
     said: list[list[int]] = [[] for _ in prompts]
     texts = [list(prompt) for prompt in prompts]
     step = 0
@@ -144,7 +144,9 @@ def test_no_class_pads_and_the_last_one_keeps_bits(tmp_path, library, architectu
     adapter, prepared = prepare(library, tmp_path, architecture)
     options = LoadOptions(slots=5, kv_cache_bytes=16 << 20, threads=1)
     tiers = list_classes(adapter, prepared, options)
-    assert all(one.segment_rows == one.output_rows == 1 and one.fixed_width in (0, 1) for tier in tiers for one in tier)
+    assert all(
+        kind.segment_rows == kind.output_rows == 1 and kind.fixed_width in (0, 1) for tier in tiers for kind in tier
+    )
     model = adapter.load(prepared, replace(options, numerical_class=tiers[-1][0]), silent)
     assert find_variance(model) == ""
     model.close()

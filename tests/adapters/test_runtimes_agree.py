@@ -44,7 +44,7 @@ def answers(prepared) -> list[tuple[int, list[int]]]:
     """Prompts with the greedy answers of one runtime, and where the answers begin: texts that a model is sure of."""
     tokenizer = Tokenizer.load(prepared["tokenizer"])
     model = registry.get("onnx_rt").load(prepared["onnx_rt"], LoadOptions(slots=1, kv_cache_bytes=64 << 20), silent)
-    found = []
+    texts = []
     prompts = [json.loads(line)["turns"][0] for line in PROMPTS.read_text(encoding="utf-8").splitlines()[:8]]
     for prompt in sorted(prompts, key=len)[:PROMPT_COUNT]:  # numpy takes a second for ten tokens
         text = tokenizer.encode_chat([{"role": "user", "content": prompt}])
@@ -54,35 +54,35 @@ def answers(prepared) -> list[tuple[int, list[int]]]:
             row = model.forward([Segment(0, start, text[start:], (len(text) - start - 1, len(text) - start))]).logits
             text.append(int(row.argmax()))
         model.release(0)
-        found.append((begin, text))
+        texts.append((begin, text))
     model.close()
-    return found
+    return texts
 
 
 @pytest.fixture(scope="module")
 def rows(prepared, answers) -> dict[str, np.ndarray]:
     """Every runtime's logits over all answers, teacher-forced, activations in float32."""
     options = LoadOptions(slots=1, kv_cache_bytes=64 << 20, activations=Precision.FP32)
-    found = {}
+    logits = {}
     for name in RUNTIMES:
         model = registry.get(name).load(prepared[name], options, silent)
         made = []
         for begin, text in answers:
             made.append(model.forward([Segment(0, 0, text, (begin, len(text)))]).logits.copy())
             model.release(0)
-        found[name] = np.concatenate(made)
+        logits[name] = np.concatenate(made)
         model.close()
-    return found
+    return logits
 
 
-def agreement(one: np.ndarray, two: np.ndarray) -> float:
-    return float((one.argmax(axis=1) == two.argmax(axis=1)).mean())
+def agreement(left: np.ndarray, two: np.ndarray) -> float:
+    return float((left.argmax(axis=1) == two.argmax(axis=1)).mean())
 
 
-def widest_gap(one: np.ndarray, two: np.ndarray) -> float:
+def widest_gap(left: np.ndarray, two: np.ndarray) -> float:
     """How far, in logits, one's choice lies below two's own at the worst position."""
-    at = np.arange(len(one))
-    return float((two.max(axis=1) - two[at, one.argmax(axis=1)]).max())
+    at = np.arange(len(left))
+    return float((two.max(axis=1) - two[at, left.argmax(axis=1)]).max())
 
 
 def test_the_runtimes_choose_the_same_tokens(rows):
@@ -94,14 +94,14 @@ def test_the_runtimes_choose_the_same_tokens(rows):
 def test_the_runtimes_hold_the_same_weights_to_the_bit(prepared, default_model_path):
     """Every matrix of OpenVINO's IR: quantised values and scales."""
     weights = GgufWeights(default_model_path)
-    found = list_quantised_matrices(prepared["openvino_rt"] / "model.xml")
-    assert len(found) == 5 * weights.spec.layers + 1  # the joined attention inputs count once
+    matrices = list_quantised_matrices(prepared["openvino_rt"] / "model.xml")
+    assert len(matrices) == 5 * weights.spec.layers + 1  # the joined attention inputs count once
     for layer in range(weights.spec.layers):
         parts = [whole(weights, f"{layer}.{part}") for part in ("query", "key", "value")]
-        assert np.array_equal(found[5 * layer], np.concatenate(parts))
+        assert np.array_equal(matrices[5 * layer], np.concatenate(parts))
         for index, part in enumerate(("output", "gate", "up", "down"), start=1):
-            assert np.array_equal(found[5 * layer + index], whole(weights, f"{layer}.{part}"))
-    assert np.array_equal(found[-1], whole(weights, "embedding"))
+            assert np.array_equal(matrices[5 * layer + index], whole(weights, f"{layer}.{part}"))
+    assert np.array_equal(matrices[-1], whole(weights, "embedding"))
 
 
 def whole(weights: GgufWeights, name: str) -> np.ndarray:

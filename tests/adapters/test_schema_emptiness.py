@@ -68,12 +68,12 @@ def definitions() -> st.SearchStrategy[dict[str, Any]]:
                 lambda items, least: {"type": "array", "items": items, "minItems": least}, inner, st.integers(0, 2)
             ),
             st.lists(inner, min_size=1, max_size=2).map(lambda some: {"anyOf": some}),
-            st.builds(lambda one: {"allOf": [one]}, inner),
+            st.builds(lambda schema: {"allOf": [schema]}, inner),
         )
 
     each = st.recursive(leaf, extend, max_leaves=4)
     return st.lists(each, min_size=DEFINITIONS, max_size=DEFINITIONS).map(
-        lambda some: {"$ref": "#/$defs/0", "$defs": {str(number): one for number, one in enumerate(some)}}
+        lambda some: {"$ref": "#/$defs/0", "$defs": {str(number): schema for number, schema in enumerate(some)}}
     )
 
 
@@ -84,7 +84,7 @@ def has_text(schema: Any, root: Any, depth: int) -> bool:
     if "$ref" in schema:
         return has_text(root["$defs"][schema["$ref"].rpartition("/")[2]], root, depth - 1)
     if "anyOf" in schema:
-        return any(has_text(one, root, depth - 1) for one in schema["anyOf"])
+        return any(has_text(choice, root, depth - 1) for choice in schema["anyOf"])
     if "allOf" in schema:
         return has_text(schema["allOf"][0], root, depth - 1)
     if schema["type"] == "object":
@@ -106,8 +106,8 @@ def count_parts(schema: Any) -> int:
 def test_it_finds_what_a_search_does_not_satisfy(schema):
     # Nothing here contradicts itself in another way, so the least depth of a text is no more than the number of parts.
     depth = count_parts(schema) + 1
-    found = find_empty_part(schema)
-    if found is None:
+    problem = find_empty_part(schema)
+    if problem is None:
         assert has_text(schema, schema, min(depth, 40))
     if not has_text(schema, schema, min(depth, 40)):
-        assert found == "#"
+        assert problem == "#"

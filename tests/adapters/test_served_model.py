@@ -58,11 +58,11 @@ class Served:
 
 def serve(base: Path, store: Path, source: str) -> Served:
     """Load a model as the first worker does, with its tokenizer standing for its weights."""
-    models, said = ModelStore(store), Said()
+    models, progress = ModelStore(store), Said()
     file = resolve(source, base)
-    models.prepare(file, TokenizerRecipe(), said)
-    keep_head(models, file, said)
-    assert said.read == len(file.content), "no byte is read twice"
+    models.prepare(file, TokenizerRecipe(), progress)
+    keep_head(models, file, progress)
+    assert progress.read == len(file.content), "no byte is read twice"
     return Served(base, store, file, ModelIdentity(source, models.digest(file), file.name, file.source))
 
 
@@ -107,7 +107,7 @@ def remove(served: Served) -> None:
 
 
 def cut(served: Served) -> None:
-    path = max(served.file.content, key=lambda one: one.stat().st_size)
+    path = max(served.file.content, key=lambda file: file.stat().st_size)
     path.write_bytes(path.read_bytes()[:200])
 
 
@@ -123,40 +123,40 @@ def test_what_is_at_its_place_serves_where_it_is_the_same(served: Served) -> Non
     moved, path = served.base / "moved", served.base / served.identity.source
     path.rename(moved)
     moved.rename(path)
-    said = Said()
-    served.find(said)
+    progress = Said()
+    served.find(progress)
     for file in served.file.content:
         file.touch()
-    found = served.find(said)
-    assert said.read == 0, "the head says all that is needed"
-    assert ModelStore(served.store).prepare(found, TokenizerRecipe(), said).is_dir()
+    restored = served.find(progress)
+    assert progress.read == 0, "the head says all that is needed"
+    assert ModelStore(served.store).prepare(restored, TokenizerRecipe(), progress).is_dir()
     (prepared,) = served.store.glob(f"{served.identity.digest}/tokenizer-*/")
     shutil.rmtree(prepared)
-    assert ModelStore(served.store).prepare(found, TokenizerRecipe(), said) == prepared
-    assert said.read >= len(served.file.content), "it was compared before it was prepared from"
+    assert ModelStore(served.store).prepare(restored, TokenizerRecipe(), progress) == prepared
+    assert progress.read >= len(served.file.content), "it was compared before it was prepared from"
 
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_the_head_stands_for_files_that_were_replaced(served: Served, harm: Callable[[Served], None]) -> None:
     before = open_source(served.file.path)
     spec, vocabulary = before.spec, vocabulary_in(served.file)
-    known, asked = sizes_of(served.file), LoadOptions(device="CPU", kv_cache_bytes=1 << 20, slots=1)
+    known, options = sizes_of(served.file), LoadOptions(device="CPU", kv_cache_bytes=1 << 20, slots=1)
     sizes = [file.stat().st_size for file in served.file.content]
     harm(served)
-    said = Said()
-    found = served.find(said)
-    assert (found.name, found.digest[:16]) == (served.file.name, served.identity.digest)
-    assert [file.stat().st_size for file in found.content] == sizes
-    assert [file.name for file in found.content] == [file.name for file in served.file.content]
-    assert (open_source(found.path).spec, vocabulary_in(found)) == (spec, vocabulary)
+    progress = Said()
+    restored = served.find(progress)
+    assert (restored.name, restored.digest[:16]) == (served.file.name, served.identity.digest)
+    assert [file.stat().st_size for file in restored.content] == sizes
+    assert [file.name for file in restored.content] == [file.name for file in served.file.content]
+    assert (open_source(restored.path).spec, vocabulary_in(restored)) == (spec, vocabulary)
     store = ModelStore(served.store)
     (prepared,) = served.store.glob(f"{served.identity.digest}/tokenizer-*/")
-    assert sizes_of(found) == known
-    assert predict_memory(asked, get("openvino_rt"), check_model(found), prepared, logits_rows=16) is not None
-    assert store.prepare(found, TokenizerRecipe(), said) == prepared
-    assert store.find(found, TokenizerRecipe()) == prepared
-    assert store.digest(found) == served.identity.digest
-    assert said.read == 0
+    assert sizes_of(restored) == known
+    assert predict_memory(options, get("openvino_rt"), check_model(restored), prepared, logits_rows=16) is not None
+    assert store.prepare(restored, TokenizerRecipe(), progress) == prepared
+    assert store.find(restored, TokenizerRecipe()) == prepared
+    assert store.digest(restored) == served.identity.digest
+    assert progress.read == 0
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -175,8 +175,8 @@ def test_what_is_nowhere_is_refused_with_what_it_was_what_it_is_and_the_way_out(
     text = str(refusal.value)
     assert text.startswith(f"{served.identity.source}: ")
     assert "\n" not in text
-    for told in (served.identity.digest, str(served.store), "at its place", "`outrider reload`"):
-        assert told in text
+    for words in (served.identity.digest, str(served.store), "at its place", "`outrider reload`"):
+        assert words in text
     if harm is remove:
         assert "there is no " in text
     elif harm is remove_last and served.identity.source == SPLIT:
@@ -203,12 +203,14 @@ def remove_one(head: Path) -> None:
 def test_a_restored_head_that_is_damaged_is_made_anew(served: Served, harm: Callable[[Path], None]) -> None:
     spec = open_source(served.file.path).spec
     remove(served)
-    (found,) = {one.parent for one in served.find().content}
-    harm(found)
+    (directory,) = {file.parent for file in served.find().content}
+    harm(directory)
     again = served.find()
     assert open_source(again.path).spec == spec
-    assert {one.parent for one in again.content} == {found}
-    assert {one.name for one in found.parent.iterdir() if "restored" in one.name} == {found.name}, "nothing is left"
+    assert {file.parent for file in again.content} == {directory}
+    assert {file.name for file in directory.parent.iterdir() if "restored" in file.name} == {directory.name}, (
+        "nothing is left"
+    )
 
 
 def refuse_writes(number: int) -> Callable[..., None]:
@@ -228,10 +230,10 @@ def test_a_store_that_cannot_be_written_restores_elsewhere(
     spec = open_source(served.file.path).spec
     remove(served)
     monkeypatch.setattr(os, "mkdir", refuse_writes(number))
-    found = served.find()
-    assert open_source(found.path).spec == spec
-    assert served.store not in found.path.parents
-    assert served.find().path == found.path
+    restored = served.find()
+    assert open_source(restored.path).spec == spec
+    assert served.store not in restored.path.parents
+    assert served.find().path == restored.path
     monkeypatch.setattr("tempfile.tempdir", str(served.base / "nowhere"))
     monkeypatch.setattr("adapters.served_model._own_places", {})
     with pytest.raises(StoreFull if number == errno.ENOSPC else StoreUnwritable, match=re.escape(str(served.store))):
@@ -246,14 +248,14 @@ def test_a_draft_keeps_which_tokens_its_outputs_are(tmp_path: Path) -> None:
     keep_head(store, file, Said())
     served = Served(tmp_path, store.root, file, ModelIdentity("model", store.digest(file), file.name, file.source))
     remove(served)
-    found = open_source(served.find().path)
-    assert (found.spec, found.output_ids) == (before.spec, before.output_ids)
+    restored = open_source(served.find().path)
+    assert (restored.spec, restored.output_ids) == (before.spec, before.output_ids)
     assert before.output_ids
 
 
 def test_a_damaged_head_is_none(served: Served) -> None:
     (head,) = served.store.glob("*/head-*/files/")
-    file = max(head.iterdir(), key=lambda one: one.stat().st_size)
+    file = max(head.iterdir(), key=lambda file: file.stat().st_size)
     file.write_bytes(b"\0" + file.read_bytes()[1:])
     remove(served)
     with pytest.raises(ModelReplaced):

@@ -94,10 +94,10 @@ def test_4_bit_groups_are_the_same_numbers_in_8_bits():
         4,
         32,
     )
-    found = eight_bits(groups)
-    assert isinstance(found, Grouped)
-    assert found.bits == 8
-    assert np.array_equal(found.float32(), groups.float32())
+    tensor = eight_bits(groups)
+    assert isinstance(tensor, Grouped)
+    assert tensor.bits == 8
+    assert np.array_equal(tensor.float32(), groups.float32())
     vector = Dense(np.ones(64, np.float32))
     assert eight_bits(vector) is vector
 
@@ -207,12 +207,12 @@ def rows_of(*values: int) -> np.ndarray:
 
 
 def test_only_widths_that_agree_are_kept():
-    one, other = rows_of(1, 2), rows_of(1, 3)
-    assert agreeing({1: [one, one], 4: [one], 8: [other]}, 8) == (1, 4)
-    assert agreeing({1: [one], 4: [other], 128: [other]}, 128) == (4, 128)
-    assert agreeing({1: [one], 128: [other]}, 128) == (128,)
-    assert agreeing({4: [one, other], 8: [one]}, 8) == (8,)  # 4 depends on where a row stands
-    assert agreeing({4: [one, other]}, 128) == ()
+    rows, other = rows_of(1, 2), rows_of(1, 3)
+    assert agreeing({1: [rows, rows], 4: [rows], 8: [other]}, 8) == (1, 4)
+    assert agreeing({1: [rows], 4: [other], 128: [other]}, 128) == (4, 128)
+    assert agreeing({1: [rows], 128: [other]}, 128) == (128,)
+    assert agreeing({4: [rows, other], 8: [rows]}, 8) == (8,)  # 4 depends on where a row stands
+    assert agreeing({4: [rows, other]}, 128) == ()
 
 
 @given(st.integers(1, 12), st.integers(0, 140), st.integers(1, 140))

@@ -49,16 +49,16 @@ def test_what_is_used_and_what_could_go_are_all_there_is(tmp_path_factory, made,
         put(root, source, adapter)
         if not list((root / digest_of(source)[:16]).glob("tokenizer-*")):
             put(root, source, "tokenizer", size=5_000)
-    usage = measure_store(root, [SourceUse(*one) for one in used])
+    usage = measure_store(root, [SourceUse(*use) for use in used])
     sources = {source for source, _ in used}
-    unused = {(one.source, one.path.name.rpartition("-")[0]) for one in usage.unused}
+    unused = {(artefact.source, artefact.path.name.rpartition("-")[0]) for artefact in usage.unused}
     for source, adapter in made:
         runs = {runtime for of, runtime in used if of == source}
         assert ((source, adapter) in unused) == (not runs & {adapter, "auto"})
         assert ((source, "tokenizer") in unused) == (source not in sources)
     assert usage.sources == len({source for source, _ in made})
     assert usage.used_bytes + usage.unused_bytes <= usage.total_bytes
-    assert all(one.size_bytes >= 5_000 and one.why for one in usage.unused)
+    assert all(artefact.size_bytes >= 5_000 and artefact.why for artefact in usage.unused)
 
 
 def test_an_older_one_of_the_same_could_go_and_another_number_format_not(tmp_path: Path):
@@ -67,7 +67,7 @@ def test_an_older_one_of_the_same_could_go_and_another_number_format_not(tmp_pat
     for artefact, when in ((old, "2026-01-01"), (new, "2026-02-01"), (other, "2025-01-01")):
         note_created(artefact, when)
     usage = measure_store(tmp_path, [SourceUse("a", "onnx_rt")])
-    assert [(one.path, one.why) for one in usage.unused] == [(old, "a later one was made of the same")]
+    assert [(artefact.path, artefact.why) for artefact in usage.unused] == [(old, "a later one was made of the same")]
 
 
 def test_a_commit_of_the_hub_is_the_same_model_and_files_are_known_by_their_digest(tmp_path: Path):
@@ -75,7 +75,7 @@ def test_a_commit_of_the_hub_is_the_same_model_and_files_are_known_by_their_dige
     uses = [SourceUse("hf:org/three", "onnx_rt"), SourceUse("here.gguf", "onnx_rt", file.parent.name)]
     assert measure_store(tmp_path, uses).unused == ()
     replaced = [SourceUse("hf:org/three", "onnx_rt"), SourceUse("elsewhere.gguf", "onnx_rt", "0" * 16)]
-    assert [one.path for one in measure_store(tmp_path, replaced).unused] == [file]
+    assert [artefact.path for artefact in measure_store(tmp_path, replaced).unused] == [file]
     assert hub.is_dir()
 
 
@@ -85,7 +85,7 @@ def test_what_somebody_makes_or_verifies_is_not_removed(tmp_path: Path):
         assert not ModelStore(tmp_path).remove(artefact)
         assert artefact.is_dir()
     assert ModelStore(tmp_path).remove(artefact)
-    assert [one for one in artefact.parent.iterdir() if one.is_dir()] == []
+    assert [path for path in artefact.parent.iterdir() if path.is_dir()] == []
 
 
 def leave(root: Path, source: str, adapter: str) -> Path:
@@ -108,7 +108,7 @@ def test_what_an_ended_conversion_left_is_of_use_to_who_has_its_model_and_runtim
         use = SourceUse(source, adapter, digest_of(source)[:16] if digest else "")
         usage = measure_store(tmp_path, [use])
         assert usage.used_bytes + usage.unused_bytes <= usage.total_bytes
-        whys = [one.why for one in usage.unused if one.path == draft]
+        whys = [artefact.why for artefact in usage.unused if artefact.path == draft]
         assert whys or usage.used_bytes >= 9_000
         return "".join(whys)
 
@@ -126,7 +126,7 @@ def test_what_a_conversion_left_goes_once_it_was_made_and_not_while_somebody_goe
     made = put(tmp_path, "a", "onnx_rt")
     note_created(made, "9999-01-01")
     usage = measure_store(tmp_path, [SourceUse("a", "auto")])
-    assert [(one.path, one.source) for one in usage.unused] == [(draft, "a")]
+    assert [(artefact.path, artefact.source) for artefact in usage.unused] == [(draft, "a")]
     with FileLock(draft.with_name("onnx_rt-0123abcd.lock")):
         assert not store.remove(draft)
         assert draft.is_dir()
@@ -155,20 +155,20 @@ def configured(tmp_path: Path) -> Path:
 
 def test_doctor_tells_what_could_go_and_prune_removes_it_when_asked(configured: Path, outrider):
     def look() -> dict[str, str]:
-        told = json.loads(outrider("doctor", "--json", "--config", str(configured)).stdout)
-        return next(one for one in told if one["name"] == "prepared models")
+        checks = json.loads(outrider("doctor", "--json", "--config", str(configured)).stdout)
+        return next(check for check in checks if check["name"] == "prepared models")
 
     before = look()
     assert "of 1 source(s): 0 B in use by the configuration, " in before["found"]
     assert "could go (`outrider models prune`)" in before["found"]
     assert before["todo"] == "outrider models prune"
-    asked = outrider("models", "prune", "--config", str(configured))
-    assert asked.returncode == 2
-    assert "say --yes" in asked.stderr
+    process = outrider("models", "prune", "--config", str(configured))
+    assert process.returncode == 2
+    assert "say --yes" in process.stderr
     assert look() == before
     done = outrider("models", "prune", "--config", str(configured), "--yes", "--json")
-    found = json.loads(done.stdout)
-    assert (len(found["removed"]), found["kept"]) == (2, [])
+    report = json.loads(done.stdout)
+    assert (len(report["removed"]), report["kept"]) == (2, [])
     assert "other.gguf: the configuration has no such model" in done.stderr
     assert look()["todo"] == ""
 

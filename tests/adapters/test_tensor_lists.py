@@ -53,4 +53,4 @@ def test_builders_ask_for_the_tensors_of_the_list(tmp_path, name, build):
     assert sorted(weights.asked) == sorted(listed)
     assert len(set(listed)) == len(listed)
     assert set(tensor_names(weights.spec)) == set(listed)
-    assert len({tensor_name(one) for one in listed}) == len(listed)
+    assert len({tensor_name(name) for name in listed}) == len(listed)

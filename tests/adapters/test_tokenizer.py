@@ -270,7 +270,7 @@ def test_special_tokens_are_skipped_unless_wanted(small: Tokenizer) -> None:
 @pytest.mark.parametrize("index", [-1, 272, 10**9])
 def test_ids_outside_the_vocabulary_are_a_callers_mistake(index: int) -> None:
     toy = Tokenizer.bytes_only()
-    for call in (toy.token_bytes, lambda one: toy.decode([one]), lambda one: toy.decoder().push([one])):
+    for call in (toy.token_bytes, lambda token: toy.decode([token]), lambda token: toy.decoder().push([token])):
         with pytest.raises(Unsupported, match="outside the vocabulary of 272"):
             call(index)
 

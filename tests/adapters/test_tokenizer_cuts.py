@@ -52,7 +52,10 @@ BY_THREES = {"type": "Split", "pattern": {"Regex": "(?=(\\d{3})+(?!\\d))"}, "beh
 
 
 def split(*patterns: str) -> list[dict[str, Any]]:
-    return [{"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False} for one in patterns]
+    return [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in patterns
+    ]
 
 
 # The pre_tokenizer of the authors' tokenizer.json, for the cuts whose authors' file is known.
@@ -125,7 +128,7 @@ def has_capitals_within(text: str) -> bool:
 
 
 def has_capitals_or_numbers(text: str) -> bool:
-    return has_capitals_within(text) or any(unicodedata.category(one)[0] == "N" for one in text)
+    return has_capitals_within(text) or any(unicodedata.category(letter)[0] == "N" for letter in text)
 
 
 # Where the authors' tokenizer and llama.cpp's differ: in what texts, and how many are such. These ids are the authors'.
@@ -142,7 +145,7 @@ DIFFERENT: dict[str, tuple[Callable[[str], bool], int]] = {
     "deepseek-coder": (lambda text: re.search("[\u2000-\u3000]", text) is not None, 4),
     "deepseek-llm": (lambda text: re.search("[\u2000-\u3000]", text) is not None, 5),
     # Decimal digits beyond ASCII.
-    "superbpe": (lambda text: any(ord(one) > 127 and one.isdecimal() for one in text), 1),
+    "superbpe": (lambda text: any(ord(letter) > 127 and letter.isdecimal() for letter in text), 1),
 }
 
 
@@ -181,9 +184,9 @@ def test_ids_are_those_of_llama_cpp(tmp_path: Path, cut: str) -> None:
     excused, count = DIFFERENT.get(cut, (lambda _: False, 0))
     different = []
     for text, expected in zip(TEXTS, list_ids(RECORDED, cut), strict=True):
-        found = tokenizer.encode(text, special=False)
-        assert tokenizer.decode(found) == (unicodedata.normalize("NFC", text) if cut in COMPOSED else text)
-        if found != expected:
+        ids = tokenizer.encode(text, special=False)
+        assert tokenizer.decode(ids) == (unicodedata.normalize("NFC", text) if cut in COMPOSED else text)
+        if ids != expected:
             different.append(text)
     assert [text for text in different if not excused(text)] == []
     assert len(different) == count

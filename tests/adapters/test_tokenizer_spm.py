@@ -107,7 +107,7 @@ def test_roles_that_a_file_does_not_name_are_llamas(tmp_path: Path, roles: dict[
     writer.add_token_scores([0.0] * (3 + len(BYTES)) + [-float(rank) for rank in range(len(WORDS))])
     for role, index in roles.items():
         writer.add_uint32(f"tokenizer.ggml.{role}_token_id", index)
-    found = write_vocabulary(writer, tmp_path)
-    assert found.bos_id == 1
-    assert found.eos_ids == {2}
-    assert found.encode_prompt("the", special=False)[0] == 1
+    vocabulary = write_vocabulary(writer, tmp_path)
+    assert vocabulary.bos_id == 1
+    assert vocabulary.eos_ids == {2}
+    assert vocabulary.encode_prompt("the", special=False)[0] == 1

@@ -103,12 +103,12 @@ def test_the_files_hold_what_the_source_holds_to_the_bit(tmp_path, default_model
     write_weights(weights, tmp_path, METER)
     spec = read_decoder(tmp_path)
     assert spec == weights.spec
-    found = dict(read_prepared_tensors(tmp_path, spec, spec.all_layers))
+    tensors = dict(read_prepared_tensors(tmp_path, spec, spec.all_layers))
     for name in ("embedding", "final_norm", "0.query", "7.down", "29.mlp_norm"):
         expected = weights.tensor(name)
-        assert type(found[name]) is type(expected)
+        assert type(tensors[name]) is type(expected)
         for part in ("values", "scales", "zeros") if isinstance(expected, Grouped) else ("values",):
-            assert np.array_equal(getattr(found[name], part), getattr(expected, part))
+            assert np.array_equal(getattr(tensors[name], part), getattr(expected, part))
 
 
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
@@ -116,9 +116,9 @@ def test_what_torchao_made_is_kept_to_the_bit_and_is_near_the_weights(tmp_path, 
     weights = open_weights(tiny_models.write_model(tmp_path / "model", "llama"))
     quantised = QuantizedTorchWeights(weights, precision)
     write_weights(quantised, tmp_path, METER)
-    found = dict(read_prepared_tensors(tmp_path, (spec := read_decoder(tmp_path)), spec.all_layers))
+    tensors = dict(read_prepared_tensors(tmp_path, (spec := read_decoder(tmp_path)), spec.all_layers))
     for name, most_steps in (("embedding", 0.51), ("head", 0.51), ("0.down", 0.51), ("3.query", 0.51)):
-        kept, made = found[name], quantised.tensor(name)
+        kept, made = tensors[name], quantised.tensor(name)
         assert isinstance(kept, Affine)
         assert isinstance(made, Affine)
         narrow = precision is Precision.INT4 and "." in name
@@ -129,7 +129,7 @@ def test_what_torchao_made_is_kept_to_the_bit_and_is_near_the_weights(tmp_path, 
         exact = weights.tensor(name).float32()
         steps = np.repeat(kept.scales, exact.shape[1] // kept.scales.shape[1], axis=1)
         assert (np.abs(kept.float32() - exact) <= most_steps * steps + 0.004 * np.abs(exact).max()).all()
-    assert np.array_equal(found["final_norm"].float32(), weights.tensor("final_norm").float32())
+    assert np.array_equal(tensors["final_norm"].float32(), weights.tensor("final_norm").float32())
 
 
 def test_weights_that_torch_does_not_hold_are_refused_and_torchao_is_named(tmp_path, monkeypatch):
@@ -373,6 +373,6 @@ def check_rows(product: Any, rows: Any, widths: tuple[int, ...]) -> None:
     for count in (1, 2, 3):
         torch.set_num_threads(count)
         for width in widths:
-            found = torch.cat([product(part.contiguous()) for part in rows[: 96 // width * width].split(width)])
-            assert torch.equal(found, expected[: len(found)]), (count, width)
+            product_rows = torch.cat([product(part.contiguous()) for part in rows[: 96 // width * width].split(width)])
+            assert torch.equal(product_rows, expected[: len(product_rows)]), (count, width)
     torch.set_num_threads(threads)

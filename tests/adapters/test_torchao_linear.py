@@ -36,11 +36,11 @@ def quantise(precision: Precision, outputs: int = OUTPUTS, inputs: int = INPUTS)
     """A matrix as `prepare` makes it."""
     matrix = np.random.default_rng(5).normal(0.0, 0.05, (outputs, inputs)).astype(np.float32)
     weights = SimpleNamespace(spec=None, tensor=lambda name: Dense(matrix))
-    found = QuantizedTorchWeights(weights, precision).tensor("0.up")
-    assert isinstance(found, (Affine, Float8Rows))
+    tensor = QuantizedTorchWeights(weights, precision).tensor("0.up")
+    assert isinstance(tensor, (Affine, Float8Rows))
     near = {Precision.INT8: 0.01, Precision.FP8: 0.05, Precision.INT4: 0.12}[precision]
-    assert np.abs(found.float32() - matrix).max() < near * np.abs(matrix).max()
-    return found
+    assert np.abs(tensor.float32() - matrix).max() < near * np.abs(matrix).max()
+    return tensor
 
 
 @pytest.mark.parametrize("activations", [Precision.BF16, Precision.FP32])

@@ -47,11 +47,11 @@ def random_rows() -> np.ndarray:
 
 def test_8_bits_hold_the_exact_values_of_q4_1_to_a_twentieth_of_a_step():
     packed = quantize(random_rows(), Kind.Q4_1)
-    found = matrix_in_8_bits(int(Kind.Q4_1), raw(packed), 24)
-    assert isinstance(found, Grouped)
-    assert found.bits == 8
+    tensor = matrix_in_8_bits(int(Kind.Q4_1), raw(packed), 24)
+    assert isinstance(tensor, Grouped)
+    assert tensor.bits == 8
     expected = dequantize(packed, Kind.Q4_1).reshape(24, -1, 32)
-    moved = np.abs(found.float32().reshape(expected.shape) - expected).max(axis=2)
+    moved = np.abs(tensor.float32().reshape(expected.shape) - expected).max(axis=2)
     steps = np.ptp(expected, axis=2) / 15
     near = (steps > 0) & (np.abs(expected).max(axis=2) <= 16 * steps)  # where 0 lies among the values
     assert (moved <= steps / 20)[near].all()
@@ -62,17 +62,17 @@ def test_8_bits_hold_the_exact_values_of_q4_1_to_a_twentieth_of_a_step():
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0], ids=lambda kind: kind.name)
 def test_8_bits_keep_every_value_of_formats_without_offsets(kind):
     packed = quantize(random_rows(), kind)
-    found = matrix_in_8_bits(int(kind), raw(packed), 24)
-    assert isinstance(found, Grouped)
-    assert found.bits == 8
-    assert np.array_equal(found.float32(), dequantize(packed, kind).reshape(24, 512).astype(np.float32))
+    tensor = matrix_in_8_bits(int(kind), raw(packed), 24)
+    assert isinstance(tensor, Grouped)
+    assert tensor.bits == 8
+    assert np.array_equal(tensor.float32(), dequantize(packed, kind).reshape(24, 512).astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.F16, Kind.BF16], ids=lambda kind: kind.name)
 def test_exact_values_are_the_librarys(kind):
     packed = quantize(random_rows(), kind)
-    found = exact_matrix(int(kind), raw(packed), 24)
-    assert np.array_equal(found.float32(), dequantize(packed, kind).reshape(24, 512).astype(np.float32))
+    tensor = exact_matrix(int(kind), raw(packed), 24)
+    assert np.array_equal(tensor.float32(), dequantize(packed, kind).reshape(24, 512).astype(np.float32))
 
 
 def test_a_four_bit_file_keeps_its_four_bits_and_gives_all_formats(tmp_path: Path):
@@ -84,9 +84,9 @@ def test_a_four_bit_file_keeps_its_four_bits_and_gives_all_formats(tmp_path: Pat
     assert open_source(path, Precision.INT8).label == "int8 (from Q4_1)"
     for precision, kind in ((Precision.FP32, "f4"), (Precision.FP16, "f2"), (Precision.BF16, "u2")):
         weights = open_source(path, precision)
-        found = weights.tensor("0.gate")
-        assert isinstance(found, Dense)
-        assert found.values.dtype == np.dtype(kind)
+        tensor = weights.tensor("0.gate")
+        assert isinstance(tensor, Dense)
+        assert tensor.values.dtype == np.dtype(kind)
         assert weights.label == f"{precision} (from Q4_1)"
 
 
@@ -122,8 +122,8 @@ def test_every_variant_computes_the_model_as_well_as_its_bits_allow(
     tokens = [int(token) for token in np.random.default_rng(5).integers(4, 260, LENGTH)]
     expected = reference_decoder.logits(open_weights(directory), tokens)
     model = load_variant(registry.get(name), directory, shared_store, weights)
-    found = model.forward([Segment(0, 0, tokens, (0, LENGTH))]).logits
-    error = float(np.sqrt(np.mean((found - expected) ** 2)) / expected.std())
+    logits = model.forward([Segment(0, 0, tokens, (0, LENGTH))]).logits
+    error = float(np.sqrt(np.mean((logits - expected) ** 2)) / expected.std())
     assert error < most_error
     if weights is Precision.INT4:
         assert error > 0.01  # it is not the full model under another name

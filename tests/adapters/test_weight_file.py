@@ -153,7 +153,7 @@ def test_matrices_that_are_stacked_or_not_are_read_once(tmp_path: Path, source: 
             return [Array(key, "f32", (2, 32), [full.values])]
 
         with WeightFile(tmp_path / "m.bin", SourceMeter(source, lambda done, total: None)) as file:
-            stack = Matrices(file, read_tensor, lambda found: len(set(map(type, found))) == 1, describe_all)
+            stack = Matrices(file, read_tensor, lambda matrices: len(set(map(type, matrices))) == 1, describe_all)
             return [part.key for part in stack.keep("joined", ["a", "b", "c"])]
 
     assert keep("abc") == (["joined"] if alike else ["a", "b", "c"])

@@ -88,9 +88,9 @@ def test_whatever_was_measured_more_work_is_never_cheaper(times, rows, sequences
 
 def test_sequences_that_run_one_after_another_are_recognised():
     serial = StepCost((1.0, 2.0, 8.0, 32.0), (5.0, 5.2, 13.0, 45.0), serial=True)
-    found = fit_steps(sample_costs(serial, [1.0] * len(SHAPES))).cost
-    assert found.serial
-    assert found.ms(16, 8, 16) == pytest.approx(8 * 5.2, rel=0.02)
+    cost = fit_steps(sample_costs(serial, [1.0] * len(SHAPES))).cost
+    assert cost.serial
+    assert cost.ms(16, 8, 16) == pytest.approx(8 * 5.2, rel=0.02)
 
 
 def test_rows_that_only_fill_up_are_paid_for():
@@ -110,8 +110,8 @@ def test_least_squares_below_no_zero_is_optimal(seed, columns, rows):
     """No direction that is allowed leads further down (the conditions of Karush, Kuhn and Tucker)."""
     rng = np.random.default_rng(seed)
     matrix, target = rng.standard_normal((rows, columns)), rng.standard_normal(rows)
-    found = nonnegative_least_squares(matrix, target)
-    gradient = matrix.T @ (matrix @ found - target)
-    assert (found >= 0.0).all()
+    solution = nonnegative_least_squares(matrix, target)
+    gradient = matrix.T @ (matrix @ solution - target)
+    assert (solution >= 0.0).all()
     assert (gradient >= -1e-6).all()
-    assert abs(float(gradient @ found)) < 1e-6
+    assert abs(float(gradient @ solution)) < 1e-6

@@ -40,7 +40,7 @@ def test_the_library_has_every_kind_and_rates_ascend_with_fewer_bits():
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {"gpu": 15, "cpu": 8, "npu": 5}
     for sheet in load_known_devices().values():
         order = (Precision.FP32, Precision.FP16, Precision.INT8, Precision.INT4)
-        rates = [sheet.flops(one) for one in order if sheet.flops(one)]
+        rates = [sheet.flops(precision) for precision in order if sheet.flops(precision)]
         assert rates == sorted(rates), sheet.name
 
 

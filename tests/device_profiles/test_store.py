@@ -74,7 +74,7 @@ def test_everything_is_found_as_it_was_saved(store):
 def test_files_are_readable_and_a_new_one_replaces_the_old(store):
     path = store.save(MODEL)
     assert store.save(dataclasses.replace(MODEL, load_s=2.0)) == path
-    assert [one.load_s for one in store.models()] == [2.0]
+    assert [model.load_s for model in store.models()] == [2.0]
     text = path.read_text(encoding="utf-8")
     assert json.loads(text)["cost"]["row_ms"] == [7.5, 8.0]
     assert '"row_knots": [ 1.0, 2.0 ]' in text, "a list of numbers is a line"
@@ -159,10 +159,10 @@ def test_a_yield_is_what_its_positions_say():
 
 def test_the_roofline_turns_where_memory_and_arithmetic_take_the_same():
     known = {"read_bytes": 100e6, "matrix_elements": 135e6, "flops": 395e9, "bandwidth_bytes_per_s": 51e9}
-    one = roofline(**known)
-    assert one.bound == "memory"
-    assert one.turns_at_rows == pytest.approx((100e6 / 51e9) / (2 * 135e6 / 395e9))
-    assert one.turns_at_depth == 2
+    rates = roofline(**known)
+    assert rates.bound == "memory"
+    assert rates.turns_at_rows == pytest.approx((100e6 / 51e9) / (2 * 135e6 / 395e9))
+    assert rates.turns_at_depth == 2
     assert roofline(**{**known, "flops": 1e9}).bound == "compute"
     with pytest.raises(ValueError, match="positive"):
         roofline(**{**known, "flops": 0.0})

@@ -37,9 +37,9 @@ SAMPLINGS = st.builds(
 def dense(row: np.ndarray, sampling: Sampling) -> np.ndarray:
     """The target's distribution over the whole vocabulary."""
     ids, p = distribution(row, sampling)
-    found = np.zeros(len(row))
-    found[ids] = p
-    return found
+    whole = np.zeros(len(row))
+    whole[ids] = p
+    return whole
 
 
 def measure(outcome, low: float = 0.0, high: float = 1.0) -> dict[Any, float]:
@@ -50,10 +50,10 @@ def measure(outcome, low: float = 0.0, high: float = 1.0) -> dict[Any, float]:
     if high - low < 1e-13:
         return {first: (high - low) / 2, last: (high - low) / 2}
     middle = (low + high) / 2
-    found = measure(outcome, low, middle)
+    chances = measure(outcome, low, middle)
     for key, share in measure(outcome, middle, high).items():
-        found[key] = found.get(key, 0.0) + share
-    return found
+        chances[key] = chances.get(key, 0.0) + share
+    return chances
 
 
 def at(**numbers: float):
@@ -72,32 +72,32 @@ def comes_out(
     row: np.ndarray, draft: int, proposal: DraftDistribution | None, sampling: Sampling
 ) -> dict[tuple[bool, int], float]:
     """The chance of each (accepted, token), over the rule's own random numbers."""
-    found: dict[tuple[bool, int], float] = {}
+    chances: dict[tuple[bool, int], float] = {}
 
     def judge_at(accept: float, left: float = 0.5):
         return judge(row, draft, proposal, sampling, 0, uniform=at(ACCEPT=accept, RESIDUAL=left))
 
     for accepted, chance in measure(lambda u: judge_at(u).accepted).items():
         if accepted:
-            found[True, draft] = chance
+            chances[True, draft] = chance
             continue
         for token, share in measure(lambda u: judge_at(1 - 1e-16, u).token).items():
-            found[False, token] = chance * share
-    return found
+            chances[False, token] = chance * share
+    return chances
 
 
 def outputs(target, drafter, sampling: Sampling, width: int, depth: int, taken: Output = ()) -> dict[Output, float]:
     """The chance of each output of `depth` positions, drafted and judged one after the other."""
     if len(taken) == depth:
         return {(): 1.0}
-    found: dict[Output, float] = {}
+    chances: dict[Output, float] = {}
     drafted = draws(drafter[taken], sampling, width) if drafter is not None else [(0, 1.0, None)]
     for draft, chance, proposal in drafted:
         for (_, token), share in comes_out(target[taken], draft, proposal, sampling).items():
             for rest, more in outputs(target, drafter, sampling, width, depth, (*taken, token)).items():
                 key = (token, *rest)
-                found[key] = found.get(key, 0.0) + chance * share * more
-    return found
+                chances[key] = chances.get(key, 0.0) + chance * share * more
+    return chances
 
 
 @pytest.mark.parametrize("width", [1, 2, VOCABULARY])
@@ -112,10 +112,10 @@ def test_every_output_of_two_positions_has_the_targets_probability(sampling, wid
     contexts = [(), *((token,) for token in range(VOCABULARY))]
     target = dict(zip(contexts, rows_of(1, len(contexts)), strict=True))
     drafter = dict(zip(contexts, rows_of(2, len(contexts)), strict=True)) if drafted else None
-    found = outputs(target, drafter, sampling, width, 2)
+    chances = outputs(target, drafter, sampling, width, 2)
     for output in itertools.product(range(VOCABULARY), repeat=2):
         expected = dense(target[()], sampling)[output[0]] * dense(target[output[:1]], sampling)[output[1]]
-        assert found.get(output, 0.0) == pytest.approx(expected, abs=1e-9)
+        assert chances.get(output, 0.0) == pytest.approx(expected, abs=1e-9)
 
 
 def test_three_positions_of_three_tokens():
@@ -123,11 +123,11 @@ def test_three_positions_of_three_tokens():
     target = dict(zip(contexts, rows_of(5, len(contexts), 3), strict=True))
     drafter = dict(zip(contexts, rows_of(6, len(contexts), 3), strict=True))
     sampling = rejection(0.9)
-    found = outputs(target, drafter, sampling, 2, 3)
-    assert sum(found.values()) == pytest.approx(1.0, abs=1e-9)
+    chances = outputs(target, drafter, sampling, 2, 3)
+    assert sum(chances.values()) == pytest.approx(1.0, abs=1e-9)
     for output in itertools.product(range(3), repeat=3):
         expected = np.prod([dense(target[output[:i]], sampling)[output[i]] for i in range(3)])
-        assert found[output] == pytest.approx(expected, abs=1e-9)
+        assert chances[output] == pytest.approx(expected, abs=1e-9)
 
 
 @given(SAMPLINGS, st.integers(0, 2**32), st.integers(1, VOCABULARY))

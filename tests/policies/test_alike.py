@@ -55,7 +55,7 @@ def test_devices_that_are_alike_are_placed_as_if_all_were_looked_at(
     except NoPlan:
         return
     grouped, single = (Fleet(left, links_of(fleet), wanted, few=few).place(count) for few in (0, 1000))
-    assert [one.candidate for one in grouped] == [one.candidate for one in single]
-    assert [one.prediction for one in grouped] == [one.prediction for one in single]
-    assert [one.score.total for one in grouped] == [one.score.total for one in single]
-    assert [one.merit for one in grouped] == [one.merit for one in single]
+    assert [scored.candidate for scored in grouped] == [scored.candidate for scored in single]
+    assert [scored.prediction for scored in grouped] == [scored.prediction for scored in single]
+    assert [scored.score.total for scored in grouped] == [scored.score.total for scored in single]
+    assert [scored.merit for scored in grouped] == [scored.merit for scored in single]

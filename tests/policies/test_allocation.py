@@ -109,12 +109,12 @@ def test_in_widths_one_sequence_has_its_best_depth(chances, data, value):
 
 @given(CONFIDENCES, st.floats(0.01, 100.0), st.integers(0, 8), st.integers(0, 3), st.floats(0.0, 0.9))
 def test_reach_is_a_chain_of_chances_down_to_the_floor(confidences, factor, most, sure, floor):
-    found = cumulate_acceptance(confidences, factor, most, sure, floor)
-    assert len(found) <= min(most, len(confidences))
-    assert len(found) >= min(sure, most, len(confidences))
-    assert all(0.0 <= chance < 1.0 for chance in found)
-    assert found == falling(found)
-    assert all(chance > floor for chance in found[sure:])
+    cumulated = cumulate_acceptance(confidences, factor, most, sure, floor)
+    assert len(cumulated) <= min(most, len(confidences))
+    assert len(cumulated) >= min(sure, most, len(confidences))
+    assert all(0.0 <= chance < 1.0 for chance in cumulated)
+    assert cumulated == falling(cumulated)
+    assert all(chance > floor for chance in cumulated[sure:])
     plain = cumulate_acceptance(confidences, 1.0, most, most, floor)
     for index, chance in enumerate(plain):
         assert chance == pytest.approx(cumulate_acceptance(confidences, 1.0, most, most, floor)[index])

@@ -89,5 +89,5 @@ def test_the_next_drafter_is_asked_where_it_can_bring_more(confidences, limit, u
 
 @given(st.lists(chances, max_size=12), st.floats(0.0, 12.0))
 def test_what_is_usual_moves_towards_the_newest(confidences, usual):
-    found = estimate_accepted_tokens(confidences)
-    assert min(usual, found) - 1e-9 <= usual_after(usual, confidences) <= max(usual, found) + 1e-9
+    tokens = estimate_accepted_tokens(confidences)
+    assert min(usual, tokens) - 1e-9 <= usual_after(usual, confidences) <= max(usual, tokens) + 1e-9

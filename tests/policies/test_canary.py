@@ -25,10 +25,10 @@ VALUES = st.lists(st.floats(0.1, 1000.0), min_size=2, max_size=60)
 
 
 def moments(values):
-    found = Moments()
+    sums = Moments()
     for value in values:
-        found = found.with_value(value)
-    return found
+        sums = sums.with_value(value)
+    return sums
 
 
 @given(IDS, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
@@ -51,9 +51,9 @@ def test_the_share_is_kept_and_another_salt_draws_anew():
 
 @given(VALUES)
 def test_running_sums_are_the_samples(values):
-    found = moments(values)
-    assert found.mean == pytest.approx(statistics.fmean(values))
-    assert found.error_squared * len(values) == pytest.approx(statistics.variance(values), abs=1e-6)
+    sums = moments(values)
+    assert sums.mean == pytest.approx(statistics.fmean(values))
+    assert sums.error_squared * len(values) == pytest.approx(statistics.variance(values), abs=1e-6)
 
 
 @settings(max_examples=40)
@@ -61,16 +61,16 @@ def test_running_sums_are_the_samples(values):
 def test_the_interval_is_welchs(ours, theirs):
     from scipy import stats  # here: whoever only collects tests needs no second for it
 
-    found = difference(moments(ours), moments(theirs))
+    gap = difference(moments(ours), moments(theirs))
     if min(statistics.pvariance(ours), statistics.pvariance(theirs)) < 1e-6:
         return  # where all values are equal there is nothing to compare with
     wanted = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
     width = wanted.high - wanted.low
-    assert found.low <= wanted.low + 1e-3 * width  # degrees of freedom are rounded down: never narrower
-    assert found.high >= wanted.high - 1e-3 * width
+    assert gap.low <= wanted.low + 1e-3 * width  # degrees of freedom are rounded down: never narrower
+    assert gap.high >= wanted.high - 1e-3 * width
     freedom = stats.ttest_ind(ours, theirs, equal_var=False).df
     if freedom > 3:
-        assert found.high - found.low <= 1.35 * width
+        assert gap.high - gap.low <= 1.35 * width
 
 
 @pytest.mark.parametrize("freedom", [*range(1, 32), 40, 100, 10_000])
@@ -78,10 +78,10 @@ def test_a_mean_has_the_interval_of_students_t(freedom):
     from scipy import stats
 
     values = [float(number % 2) for number in range(freedom + 1)]
-    found = moments(values).interval
+    interval = moments(values).interval
     low, high = stats.t.interval(0.95, freedom, statistics.fmean(values), stats.sem(values))
-    assert found.high - found.low == pytest.approx(high - low, rel=5e-4)
-    assert (found.low + found.high) / 2 == pytest.approx(statistics.fmean(values))
+    assert interval.high - interval.low == pytest.approx(high - low, rel=5e-4)
+    assert (interval.low + interval.high) / 2 == pytest.approx(statistics.fmean(values))
 
 
 def test_one_value_leaves_everything_open():
@@ -109,12 +109,12 @@ def arms(canary_tpot, control_tpot, requests, *, canary_ttft=100.0, spread=1.0):
 @given(st.floats(5.0, 50.0), st.floats(0.5, 2.0))
 def test_better_is_promoted_and_worse_rolled_back(tpot_ms, factor):
     known = arms(factor * tpot_ms, tpot_ms, 400)
-    found = decide_canary(known, PromotionRule())
+    decision = decide_canary(known, PromotionRule())
     if factor < 0.9:
-        assert found.move == CanaryMove.PROMOTE
+        assert decision.move == CanaryMove.PROMOTE
     if factor > 1.15:
-        assert found.move == CanaryMove.ROLL_BACK
-    assert found.interval.low <= found.interval.high
+        assert decision.move == CanaryMove.ROLL_BACK
+    assert decision.interval.low <= decision.interval.high
 
 
 @given(st.floats(0.1, 10.0), st.integers(0, 49))
@@ -130,8 +130,8 @@ def test_promotion_is_looked_for_at_doublings(least, factor):
 
 
 def test_a_late_first_token_outweighs_fast_ones():
-    found = decide_canary(arms(5.0, 10.0, 400, canary_ttft=120.0), PromotionRule())
-    assert (found.move, found.figure) == (CanaryMove.ROLL_BACK, "ttft_ms")
+    decision = decide_canary(arms(5.0, 10.0, 400, canary_ttft=120.0), PromotionRule())
+    assert (decision.move, decision.figure) == (CanaryMove.ROLL_BACK, "ttft_ms")
 
 
 def test_what_is_no_better_after_long_goes():
@@ -147,24 +147,24 @@ def test_figures_that_do_not_exist_are_left_out():
 
 
 def agreeing(share, *, seen=80, tpot_ms=10.0):
-    found = Figures()
+    figures = Figures()
     for number in range(seen):
         noise = 0.01 * (number % 3)
-        found = observe_request_figures(
-            found, ttft_ms=50.0 + noise, tpot_ms=tpot_ms + noise, acceptance=None, agreement=share - noise / 4
+        figures = observe_request_figures(
+            figures, ttft_ms=50.0 + noise, tpot_ms=tpot_ms + noise, acceptance=None, agreement=share - noise / 4
         )
-    return found
+    return figures
 
 
 def test_a_fast_canary_whose_output_is_too_often_not_the_targets_is_rolled_back():
     rule = PromotionRule(least_agreement=0.95)
     fast = agreeing(0.9, tpot_ms=5.0)
-    found = decide_canary({CanaryVariant.CANARY: fast, CanaryVariant.CONTROL: agreeing(1.0)}, rule)
-    assert (found.move, found.figure) == (CanaryMove.ROLL_BACK, "agreement")
-    assert found.interval.high < 0.95
+    decision = decide_canary({CanaryVariant.CANARY: fast, CanaryVariant.CONTROL: agreeing(1.0)}, rule)
+    assert (decision.move, decision.figure) == (CanaryMove.ROLL_BACK, "agreement")
+    assert decision.interval.high < 0.95
     allowed = PromotionRule(least_agreement=0.85)
-    found = decide_canary({CanaryVariant.CANARY: fast, CanaryVariant.CONTROL: agreeing(1.0)}, allowed)
-    assert (found.move, found.figure) == (CanaryMove.PROMOTE, "tpot_ms")
+    decision = decide_canary({CanaryVariant.CANARY: fast, CanaryVariant.CONTROL: agreeing(1.0)}, allowed)
+    assert (decision.move, decision.figure) == (CanaryMove.PROMOTE, "tpot_ms")
 
 
 def test_a_canary_that_may_agree_too_rarely_is_not_promoted_and_not_tried_for_ever():
@@ -178,5 +178,5 @@ def test_a_canary_that_may_agree_too_rarely_is_not_promoted_and_not_tried_for_ev
     assert wide.agreement.interval.low < 0.95 < wide.agreement.interval.high
     assert decide_canary({CanaryVariant.CANARY: wide, CanaryVariant.CONTROL: control}, rule).move is CanaryMove.GO_ON
     late = PromotionRule(least_agreement=0.95, most_requests=60)
-    found = decide_canary({CanaryVariant.CANARY: wide, CanaryVariant.CONTROL: control}, late)
-    assert (found.move, found.figure) == (CanaryMove.ROLL_BACK, "agreement")
+    decision = decide_canary({CanaryVariant.CANARY: wide, CanaryVariant.CONTROL: control}, late)
+    assert (decision.move, decision.figure) == (CanaryMove.ROLL_BACK, "agreement")

@@ -24,10 +24,10 @@ def gain_ms(chances: list[float], times: StepTimes, rows: int, count: int) -> fl
 
 @given(CHANCES, TIMES, ROWS)
 def test_no_other_number_gains_more(chances, times, rows):
-    found = count_checked_tokens(chances, times, rows)
-    assert 0 <= found <= min(len(chances), MOST_CHECKED)
+    tokens = count_checked_tokens(chances, times, rows)
+    assert 0 <= tokens <= min(len(chances), MOST_CHECKED)
     best = max(gain_ms(chances, times, rows, count) for count in range(min(len(chances), MOST_CHECKED) + 1))
-    assert gain_ms(chances, times, rows, found) >= best - 1e-9
+    assert gain_ms(chances, times, rows, tokens) >= best - 1e-9
 
 
 @given(CHANCES, TIMES, ROWS, st.floats(0.0, 1.0))

@@ -54,7 +54,7 @@ def test_a_cascade_never_takes_longer_and_no_less_than_the_steps_it_cannot_save(
         return 5.0 + row_ms * rows
 
     alone = estimate_drafting_ms(step_ms, (), depth)
-    found = estimate_drafting_ms(step_ms, (CheaperDrafter("c", acceptance, coverage, share),), depth)
-    assert found <= alone
+    ms = estimate_drafting_ms(step_ms, (CheaperDrafter("c", acceptance, coverage, share),), depth)
+    assert ms <= alone
     if depth:
-        assert found >= step_ms(2.0) * min(1.0, depth / (1.0 + MOST_CHECKED)) - 1e-9
+        assert ms >= step_ms(2.0) * min(1.0, depth / (1.0 + MOST_CHECKED)) - 1e-9

@@ -44,8 +44,8 @@ def test_a_target_elsewhere_pays_the_way_for_its_first_token_alone() -> None:
 
 
 def test_an_api_that_is_on_no_host_of_the_plan_adds_nothing() -> None:
-    found = plan_placement(build_cluster(20.0, 10.0), PlanGoal(LOAD, Constraints(standby=False), client_host="here"))
-    assert found.replicas[0].prediction.client_ms == 0.0
+    plan = plan_placement(build_cluster(20.0, 10.0), PlanGoal(LOAD, Constraints(standby=False), client_host="here"))
+    assert plan.replicas[0].prediction.client_ms == 0.0
 
 
 @pytest.mark.parametrize("api", ["edge", "centre"])

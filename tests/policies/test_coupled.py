@@ -56,7 +56,7 @@ def test_judged_side_by_side_or_alone_the_same_tokens_come_out(sequences, data):
         right = [choose(row, sampling, position + index) for index, row in enumerate(rows[:-1])]
         draft = [token if data.draw(st.booleans()) else 3 for token in right]
         asked.append((rows, draft, sampling, position))
-    assert verify_coupled_drafts(asked) == [verify_draft(*one) for one in asked]
+    assert verify_coupled_drafts(asked) == [verify_draft(*row) for row in asked]
 
 
 def exact_probabilities(row: np.ndarray, sampling: Sampling) -> np.ndarray:

@@ -99,9 +99,9 @@ def test_a_plan_says_what_did_not_fit():
     asked = LayerRequest(64 * MIB, 4)
     plan = plan_layers(model, COSTS, asked, LayerRoom(400 * MIB, 400 * MIB, 2048 * MIB, shared=False))
     assert (plan.on_device, plan.layers, plan.has_all) == (3, 5, False)
-    told = describe_layers(plan, "CUDA0")
-    assert "3 of 5 layers on CUDA0 (weights 250.0 MiB" in told
-    assert "380.0 MiB may be filled" in told
+    text = describe_layers(plan, "CUDA0")
+    assert "3 of 5 layers on CUDA0 (weights 250.0 MiB" in text
+    assert "380.0 MiB may be filled" in text
     with pytest.raises(NoLayerRoom) as refused:
         plan_layers(model, COSTS, asked, LayerRoom(400 * MIB, 400 * MIB, 100 * MIB, shared=False))
     assert refused.value.needed_bytes > 100 * MIB

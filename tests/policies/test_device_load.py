@@ -30,17 +30,17 @@ def test_the_mean_is_between_and_nearer_the_later_the_sample(
 ) -> None:
     first = DeviceLoad(before, before, {0: CoreLoad(0.0, before)}, sampled_s=1.0)
     second = DeviceLoad(now, now, {0: CoreLoad(0.0, now)}, sampled_s=1.0 + after_s)
-    found = smooth_load(first, second, smoothing)
+    load = smooth_load(first, second, smoothing)
     later = smooth_load(first, replace(second, sampled_s=2.0 + after_s), smoothing)
-    assert found.others is not None
-    assert min(before, now) - 1e-9 <= found.others <= max(before, now) + 1e-9
-    assert found.cores[0].others == pytest.approx(found.others)
-    assert abs((later.others or 0.0) - now) <= abs(found.others - now) + 1e-9
+    assert load.others is not None
+    assert min(before, now) - 1e-9 <= load.others <= max(before, now) + 1e-9
+    assert load.cores[0].others == pytest.approx(load.others)
+    assert abs((later.others or 0.0) - now) <= abs(load.others - now) + 1e-9
 
 
 def test_a_second_later_the_newest_sample_has_its_weight() -> None:
-    found = smooth_load(DeviceLoad(others=0.0, utilisation=0.0), DeviceLoad(1.0, 1.0, sampled_s=1.0), 0.3)
-    assert found.others == pytest.approx(0.3)
+    load = smooth_load(DeviceLoad(others=0.0, utilisation=0.0), DeviceLoad(1.0, 1.0, sampled_s=1.0), 0.3)
+    assert load.others == pytest.approx(0.3)
     assert smooth_load(DeviceLoad(), DeviceLoad(0.5, 0.5, sampled_s=1.0), 0.3).others == 0.5, "the first is all"
 
 
@@ -88,9 +88,9 @@ def test_what_our_work_was_seen_to_get_is_believed() -> None:
 
 @given(shares, shares, st.booleans())
 def test_load_and_heat_only_ever_make_work_longer(ours: float, others: float, hot: bool) -> None:
-    found = predict_stretch(CoreLoad(ours, others), "91 of 90 °C" if hot else "")
-    assert found.factor >= (HOT_STRETCH if hot else 1.0)
-    assert bool(found.why) == (found.factor > 1.0)
+    stretch = predict_stretch(CoreLoad(ours, others), "91 of 90 °C" if hot else "")
+    assert stretch.factor >= (HOT_STRETCH if hot else 1.0)
+    assert bool(stretch.why) == (stretch.factor > 1.0)
 
 
 def test_heat_counts_at_the_limit_until_it_is_well_below() -> None:

@@ -46,7 +46,7 @@ ASSIGNED = st.dictionaries(st.sampled_from([f"target-{number}" for number in ran
 def test_every_replica_has_one_worker_that_drafts_where_any_does(replicas, found, before):
     assigned = assign_drafts(replicas, found, before)
     assert set(assigned) == (set(replicas) if found else set())
-    usable = {one.number for one in found if one.serving} or {one.number for one in found}
+    usable = {worker.number for worker in found if worker.serving} or {worker.number for worker in found}
     assert set(assigned.values()) <= usable
 
 
@@ -59,16 +59,16 @@ def test_what_is_assigned_stays_until_something_changes(replicas, found, before)
 @given(REPLICAS, workers(least=1), ASSIGNED)
 def test_on_one_host_no_worker_has_two_more_than_another(replicas, found, before):
     here = dict.fromkeys(replicas, "a")
-    there = [PoolWorker(one.number, "a", one.serving) for one in found]
-    counts = Counter(assign_drafts(here, there, before).values())
-    usable = [one.number for one in there if one.serving] or [one.number for one in there]
-    assert max(counts[one] for one in usable) - min(counts[one] for one in usable) <= 1
+    worker = [PoolWorker(worker.number, "a", worker.serving) for worker in found]
+    counts = Counter(assign_drafts(here, worker, before).values())
+    usable = [worker.number for worker in worker if worker.serving] or [worker.number for worker in worker]
+    assert max(counts[name] for name in usable) - min(counts[name] for name in usable) <= 1
 
 
 @given(REPLICAS, workers(), ASSIGNED)
 def test_no_replica_would_have_less_company_with_another_worker(replicas, found, before):
     assigned = assign_drafts(replicas, found, before)
-    usable = [one for one in found if one.serving] or found
+    usable = [worker for worker in found if worker.serving] or found
     counts = Counter(assigned.values())
     for name, number in assigned.items():
         price = {
@@ -88,7 +88,7 @@ def test_the_same_host_comes_first_and_company_counts_more(mine, other):
 
 @given(REPLICAS, workers(least=1), st.data())
 def test_one_worker_more_moves_nobody_but_to_itself(replicas, found, data):
-    serving = [PoolWorker(one.number, "a") for one in found]
+    serving = [PoolWorker(worker.number, "a") for worker in found]
     here = dict.fromkeys(replicas, "a")
     before = assign_drafts(here, serving, {})
     number = data.draw(st.integers(10, 12))

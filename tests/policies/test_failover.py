@@ -133,8 +133,8 @@ def test_a_load_is_given_time_on_any_disk_and_beside_any_other_program(quiet_ms:
 
 @given(st.floats(0.0, 10_000.0), st.floats(0.0, 600.0))
 def test_silence_is_bounded_by_the_predicted_round(expected_ms: float, silent_s: float) -> None:
-    said = judge_silence(silent_s, expected_ms=expected_ms, loading=False)
-    assert bool(said) == (silent_s > HUNG_AFTER * expected_ms / 1000.0 + FLOOR_S)
+    verdict = judge_silence(silent_s, expected_ms=expected_ms, loading=False)
+    assert bool(verdict) == (silent_s > HUNG_AFTER * expected_ms / 1000.0 + FLOOR_S)
     assert bool(judge_silence(silent_s, expected_ms=expected_ms, loading=True)) == (silent_s > LOAD_SILENCE_S)
 
 

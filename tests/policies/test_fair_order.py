@@ -48,9 +48,9 @@ def test_while_two_owners_wait_none_gets_ahead_by_more_than_a_request_of_each(wa
         given_work[request.owner] += request.work
         left[request.owner] -= 1
         still = [owner for owner, count in left.items() if count]
-        for one in still:
+        for name in still:
             for other in still:
-                assert given_work[one] - given_work[other] <= 2.0 * largest
+                assert given_work[name] - given_work[other] <= 2.0 * largest
 
 
 @given(REQUESTS, st.floats(1.0, 5000.0))

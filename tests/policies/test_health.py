@@ -32,33 +32,33 @@ STANDBYS = st.lists(
 
 def fail(failures: list[tuple[float, float]]) -> tuple[Breaker, float]:
     """Return a part after failures: how long after the one before, and what each weighs."""
-    found, now_s = Breaker(), 0.0
+    breaker, now_s = Breaker(), 0.0
     for after_s, weight in failures:
         now_s += after_s
-        found = found.observe_failure(weight, "broken", now_s)
-    return found, now_s
+        breaker = breaker.observe_failure(weight, "broken", now_s)
+    return breaker, now_s
 
 
 @given(FAILURES)
 def test_a_part_without_failures_for_long_is_healthy_or_waits_for_a_trial(failures: list[tuple[float, float]]) -> None:
-    found, now_s = fail(failures)
+    breaker, now_s = fail(failures)
     later_s = now_s + LONGEST_OPEN_S + 20 * HALF_LIFE_S
-    assert found.judge(later_s) is (Health.HALF_OPEN if found.opened else Health.HEALTHY)
-    assert found.wait_s(later_s) == 0.0
+    assert breaker.judge(later_s) is (Health.HALF_OPEN if breaker.opened else Health.HEALTHY)
+    assert breaker.wait_s(later_s) == 0.0
 
 
 @given(FAILURES)
 def test_a_trial_that_works_closes_and_one_that_fails_opens_for_longer(failures: list[tuple[float, float]]) -> None:
-    found, now_s = fail([*failures, (0.0, 3.0)])
-    assert found.judge(now_s) is Health.OPEN
-    first_s = found.wait_s(now_s)
+    breaker, now_s = fail([*failures, (0.0, 3.0)])
+    assert breaker.judge(now_s) is Health.OPEN
+    first_s = breaker.wait_s(now_s)
     assert 0.0 < first_s <= LONGEST_OPEN_S + 1e-6, "the difference of two times is rounded"
-    assert found.observe_success(now_s) == found, "what an open part still does proves nothing"
-    now_s = max(now_s + first_s, found.until_s)
-    assert found.judge(now_s) is Health.HALF_OPEN
-    again = found.observe_failure(0.5, "broken", now_s)
+    assert breaker.observe_success(now_s) == breaker, "what an open part still does proves nothing"
+    now_s = max(now_s + first_s, breaker.until_s)
+    assert breaker.judge(now_s) is Health.HALF_OPEN
+    again = breaker.observe_failure(0.5, "broken", now_s)
     assert again.wait_s(now_s) >= 0.999 * first_s
-    closed = found.observe_success(now_s)
+    closed = breaker.observe_success(now_s)
     assert closed.judge(now_s) is Health.SUSPECT
     assert closed.judge(now_s + 3 * HALF_LIFE_S) is Health.HEALTHY
     assert closed.observe_failure(3.0, "broken", now_s).wait_s(now_s) == pytest.approx(FIRST_OPEN_S)
@@ -68,10 +68,10 @@ def test_a_trial_that_works_closes_and_one_that_fails_opens_for_longer(failures:
 def test_what_an_operator_holds_stays_so_until_it_is_released(
     failures: list[tuple[float, float]], held: Health
 ) -> None:
-    found, now_s = fail(failures)
-    kept = found.hold(held)
+    breaker, now_s = fail(failures)
+    kept = breaker.hold(held)
     assert kept.judge(now_s + 1e6) is held
-    assert kept.hold(None) == found
+    assert kept.hold(None) == breaker
 
 
 def test_failures_that_come_together_are_one_and_failures_far_apart_are_none() -> None:
@@ -87,11 +87,11 @@ def test_failures_that_come_together_are_one_and_failures_far_apart_are_none() -
 def test_failures_that_prove_nothing_make_a_part_suspect_and_never_open_it(
     failures: list[tuple[float, float]], crashes: list[float]
 ) -> None:
-    found, now_s = fail(failures)
-    opened, until_s = found.opened, found.until_s
+    breaker, now_s = fail(failures)
+    opened, until_s = breaker.opened, breaker.until_s
     for weight in crashes:
-        found = found.observe_failure(weight, "a crash", now_s, proves=False)
-        assert (found.opened, found.until_s) == (opened, until_s)
+        breaker = breaker.observe_failure(weight, "a crash", now_s, proves=False)
+        assert (breaker.opened, breaker.until_s) == (opened, until_s)
     alone = Breaker()
     for _ in range(10):
         alone = alone.observe_failure(0.5, "a crash", 5.0, proves=False)
@@ -100,20 +100,20 @@ def test_failures_that_prove_nothing_make_a_part_suspect_and_never_open_it(
 
 
 def test_an_outlier_is_told_from_a_slow_round_and_stays_one_until_rounds_are_as_predicted() -> None:
-    found = Slowness()
+    slowness = Slowness()
     for _ in range(20):
-        found = found.observe(20.0, 100.0).observe(0.0, 1e6)
-    assert not found.outlier
+        slowness = slowness.observe(20.0, 100.0).observe(0.0, 1e6)
+    assert not slowness.outlier
     for _ in range(400):
-        found = found.observe(20.0, 100.0)
-    assert found.outlier
-    assert found.ratio > SLOW_FROM
+        slowness = slowness.observe(20.0, 100.0)
+    assert slowness.outlier
+    assert slowness.ratio > SLOW_FROM
     for _ in range(20):
-        found = found.observe(20.0, 24.0)
-    assert found.outlier, "between both bounds it stays"
+        slowness = slowness.observe(20.0, 24.0)
+    assert slowness.outlier, "between both bounds it stays"
     for _ in range(200):
-        found = found.observe(20.0, 24.0)
-    assert not found.outlier
+        slowness = slowness.observe(20.0, 24.0)
+    assert not slowness.outlier
 
 
 @given(STANDBYS, st.booleans(), st.booleans(), st.floats(0.0, 100.0), st.booleans(), st.data())
@@ -140,10 +140,10 @@ def test_failover_steps_are_possible_and_one_standby_serves(
     assert all(states[number].ready and not states[number].refused for number in steps.activate)
     assert all(states[number].active for number in steps.retire)
     assert len(steps.activate) <= 1
-    stays = {number for number, one in enumerate(states) if one.active} - set(steps.retire)
+    stays = {number for number, standby in enumerate(states) if standby.active} - set(steps.retire)
     if serves:
         assert not steps.activate
-        assert set(steps.begin) <= {n for n, one in enumerate(states) if one.readiness is Readiness.HOT}
+        assert set(steps.begin) <= {n for n, standby in enumerate(states) if standby.readiness is Readiness.HOT}
         assert not stays or steps.look_s is not None, "somebody comes back to let them give back"
     else:
         assert not (stays and steps.activate)
@@ -152,6 +152,6 @@ def test_failover_steps_are_possible_and_one_standby_serves(
             assert stays or steps.activate, "whoever is loaded takes over at once"
         untried = [one for one in states if not one.refused and not one.lost]
         if untried and not stays and not usable and target.hopeless:
-            assert steps.begin or any(one.loaded for one in untried), "or it is loaded now"
+            assert steps.begin or any(standby.loaded for standby in untried), "or it is loaded now"
     if steps.look_s is not None:
         assert 0.0 < steps.look_s <= rules.back_after_s

@@ -13,7 +13,7 @@ sizes = st.integers(0, 1 << 40)
 @given(sizes, sizes, sizes)
 def test_the_largest_part_that_fits_is_taken(kv_cache: int, other: int, room: int) -> None:
     share = choose_share(kv_cache, other, room)
-    fits = [one for one in SHARES if kv_cache // one + other <= room]
+    fits = [share for share in SHARES if kv_cache // share + other <= room]
     assert share == (fits[0] if fits else None)
 
 

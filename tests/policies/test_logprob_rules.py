@@ -19,13 +19,13 @@ def test_scores_are_the_log_softmax(table, token, top):
     row = np.random.default_rng(table).normal(0, 4, VOCABULARY).astype(np.float32)
     row[7] = row[9]  # equals
     expected = log_softmax(row.astype(np.float64))
-    found = score(row, token, top)
-    assert math.isclose(found.logprob, expected[token], abs_tol=1e-9)
+    scores = score(row, token, top)
+    assert math.isclose(scores.logprob, expected[token], abs_tol=1e-9)
     order = sorted(range(VOCABULARY), key=lambda each: (-row[each], each))[:top]
-    assert [each for each, _ in found.top] == order
-    assert np.allclose([value for _, value in found.top], expected[order], atol=1e-9)
+    assert [each for each, _ in scores.top] == order
+    assert np.allclose([value for _, value in scores.top], expected[order], atol=1e-9)
     if token in order:
-        assert dict(found.top)[token] == found.logprob
+        assert dict(scores.top)[token] == scores.logprob
 
 
 @given(st.integers(0, 2**32), st.integers(0, 7))

@@ -51,10 +51,10 @@ def test_however_many_kinds_there_are_few_are_taken(takers: int, others: int, mo
         for each in range(4):
             name = f"r{number:03}-{each}"
             narrowing.put(name, name, kind(number, takes=number < takers), each)
-    found = narrowing.choose(more_per_kind=more)
-    assert len(found) <= (PER_KIND + more) * KINDS + IDLE_KINDS * (PER_KIND + more if more else 1)
-    assert len(set(found)) == len(found)
-    assert "r000-0" in found, "the kind that promises most"
+    members = narrowing.choose(more_per_kind=more)
+    assert len(members) <= (PER_KIND + more) * KINDS + IDLE_KINDS * (PER_KIND + more if more else 1)
+    assert len(set(members)) == len(members)
+    assert "r000-0" in members, "the kind that promises most"
 
 
 @given(st.integers(0, 3), st.booleans())

@@ -48,9 +48,9 @@ def option(name: str, round_ms: float, *, prompt_ms: float = 1.0, kv_bytes: floa
 
 
 def cluster_of(*known: tuple[Device, Option], host_price: float = 0.0) -> Inventory:
-    names = dict.fromkeys(one.host for one, _ in known)
+    names = dict.fromkeys(device.host for device, _ in known)
     hosts = tuple(Host(name, price_per_hour=host_price) for name in names)
-    return Inventory(hosts, tuple(one for one, _ in known), tuple(one for _, one in known))
+    return Inventory(hosts, tuple(device for device, _ in known), tuple(device for _, device in known))
 
 
 def goal(objective: Objective, concurrency: int = 4, prompt: int = 100, **limits: object) -> PlanGoal:
@@ -74,7 +74,7 @@ def test_price_and_power_each_alone_turn_a_choice(
         (device("fast", price=10.0), option("fast", round_ms, prompt_ms=0.0)),
         (device("frugal", price=price, power=power), option("frugal", slower * round_ms, prompt_ms=0.0)),
     )
-    found = {one: choose(cluster, one) for one in Objective}
+    found = {objective: choose(cluster, objective) for objective in Objective}
     assert found.pop(objective) == "frugal"
     assert set(found.values()) == {"fast"}
 
@@ -90,7 +90,7 @@ def test_a_device_that_decodes_sooner_and_reads_prompts_slowly_is_for_latency_al
         (device("even"), option("even", round_ms, prompt_ms=0.0)),
         (device("sooner"), option("sooner", round_ms / sooner, prompt_ms=prompt_ms)),
     )
-    found = {one: choose(cluster, one, concurrency=concurrency, prompt=400) for one in Objective}
+    found = {objective: choose(cluster, objective, concurrency=concurrency, prompt=400) for objective in Objective}
     assert found.pop(Objective.LATENCY) == "sooner"
     assert set(found.values()) == {"even"}
 
@@ -129,11 +129,11 @@ def test_a_host_is_paid_once_so_that_its_second_device_is_the_cheaper_one(own_pr
     hosts = tuple(Host(name, price_per_hour=price) for name, price in prices.items())
     cluster = Inventory(hosts, devices, (option("target", 20.0), *drafts))
     load = Workload(MODEL, (drafter,), 1, 100, 100, depth_bound=4)
-    found = plan_placement(cluster, PlanGoal(load, Constraints(apart="device"), objective=Objective.COST))
-    assert found.replicas[0].draft is not None
-    assert found.replicas[0].draft.shard is not None
-    assert found.replicas[0].draft.shard.device == "beside"
-    assert found.price_per_hour == pytest.approx(5.0 + 2 * own_price)
+    plan = plan_placement(cluster, PlanGoal(load, Constraints(apart="device"), objective=Objective.COST))
+    assert plan.replicas[0].draft is not None
+    assert plan.replicas[0].draft.shard is not None
+    assert plan.replicas[0].draft.shard.device == "beside"
+    assert plan.price_per_hour == pytest.approx(5.0 + 2 * own_price)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_a_figure_that_is_missing_is_asked_for(objective: Objective, known: dict
     with pytest.raises(NoPlan, match=told) as refused:
         plan_placement(cluster, goal(objective))
     assert "`placement.objective`" in str(refused.value)
-    found = plan_placement(cluster, goal(objective, exclude=("b",)))
-    assert found.replicas[0].shards[0].device == "a"
+    plan = plan_placement(cluster, goal(objective, exclude=("b",)))
+    assert plan.replicas[0].shards[0].device == "a"
     other = plan_placement(cluster, goal(Objective.THROUGHPUT))
     assert other.replicas[0].shards[0].device == "b"
     figures = {Objective.COST: other.cost_per_million_tokens, Objective.ENERGY: other.joules_per_token}
@@ -164,10 +164,10 @@ def test_a_device_that_no_model_runs_on_needs_no_price() -> None:
 
 def test_figures_are_those_of_the_devices_in_use() -> None:
     cluster = cluster_of((device("a", price=2.0, power=50.0), option("a", 10.0, prompt_ms=0.0)), host_price=1.0)
-    found = plan_placement(cluster, goal(Objective.THROUGHPUT))
-    assert found.price_per_hour == pytest.approx(3.0)
-    assert found.cost_per_million_tokens == pytest.approx(3.0 / 3600 / found.goodput_tokens_per_s * 1e6)
-    assert found.joules_per_token == pytest.approx(50.0 / found.goodput_tokens_per_s)
+    plan = plan_placement(cluster, goal(Objective.THROUGHPUT))
+    assert plan.price_per_hour == pytest.approx(3.0)
+    assert plan.cost_per_million_tokens == pytest.approx(3.0 / 3600 / plan.goodput_tokens_per_s * 1e6)
+    assert plan.joules_per_token == pytest.approx(50.0 / plan.goodput_tokens_per_s)
 
 
 def test_a_draft_on_the_targets_own_device_draws_its_power_once() -> None:
@@ -176,9 +176,9 @@ def test_a_draft_on_the_targets_own_device_draws_its_power_once() -> None:
     draft = Option("a", Role.DRAFT, "draft", "a", "as_file", cost, layer_bytes=1.0, kv_bytes_per_token=0.0)
     cluster = Inventory((Host("of-a"),), (device("a", power=70.0),), (option("a", 20.0), draft))
     load = Workload(MODEL, (drafter,), 1, 100, 100, depth_bound=4)
-    found = plan_placement(cluster, PlanGoal(load))
-    assert found.replicas[0].draft is not None
-    assert found.joules_per_token * found.goodput_tokens_per_s == pytest.approx(70.0)
+    plan = plan_placement(cluster, PlanGoal(load))
+    assert plan.replicas[0].draft is not None
+    assert plan.joules_per_token * plan.goodput_tokens_per_s == pytest.approx(70.0)
 
 
 def alike(count: int, *, price: float = 1.0, steps: tuple[float, ...] = (10.0, 20.0)) -> Inventory:
@@ -193,37 +193,42 @@ def alike(count: int, *, price: float = 1.0, steps: tuple[float, ...] = (10.0, 2
 
 def test_replicas_are_added_as_long_as_they_help_the_objective() -> None:
     """Eight requests: together they share a forward, so that apart they are faster and dearer."""
-    found = {one: plan_placement(alike(4), goal(one, concurrency=8, prompt=1, max_replicas=4)) for one in Objective}
+    found = {
+        objective: plan_placement(alike(4), goal(objective, concurrency=8, prompt=1, max_replicas=4))
+        for objective in Objective
+    }
     assert {one: len(plan.replicas) for one, plan in found.items()} == {
         Objective.THROUGHPUT: 4,
         Objective.LATENCY: 4,
         Objective.COST: 1,
         Objective.ENERGY: 1,
     }
-    for one in (Objective.COST, Objective.ENERGY):
-        assert any("2 replicas: " in told and f"more do not help `{one}`" in told for told in found[one].reasons)
+    for objective in (Objective.COST, Objective.ENERGY):
+        assert any(
+            "2 replicas: " in told and f"more do not help `{objective}`" in told for told in found[objective].reasons
+        )
 
 
 @pytest.mark.parametrize(("requests", "most"), [(4, 3), (5, 2), (7, 4)])
 def test_replicas_have_no_more_requests_together_than_there_are(requests: int, most: int) -> None:
     wish = goal(Objective.THROUGHPUT, concurrency=requests, prompt=1, max_replicas=most)
-    found = plan_placement(alike(4), wish)
-    assert len(found.replicas) == most
-    assert sum(one.prediction.sequences for one in found.replicas) == requests
+    plan = plan_placement(alike(4), wish)
+    assert len(plan.replicas) == most
+    assert sum(one.prediction.sequences for one in plan.replicas) == requests
 
 
 def test_latency_adds_no_replica_that_does_not_help() -> None:
     """A forward takes as long for one row as for eight."""
-    found = plan_placement(alike(4, steps=(10.0, 10.0)), goal(Objective.LATENCY, concurrency=8, max_replicas=4))
-    assert len(found.replicas) == 1
-    assert any("more do not help `latency`" in told for told in found.reasons)
+    plan = plan_placement(alike(4, steps=(10.0, 10.0)), goal(Objective.LATENCY, concurrency=8, max_replicas=4))
+    assert len(plan.replicas) == 1
+    assert any("more do not help `latency`" in told for told in plan.reasons)
 
 
 def test_cost_adds_a_replica_that_costs_no_more_a_token() -> None:
     """Each device has room for two requests of eight: more of them serve more at the same cost of a token."""
     known = [(device(f"d{number}"), option(f"d{number}", 10.0, kv_bytes=4.0 * GIB / 200)) for number in range(4)]
-    found = plan_placement(cluster_of(*known), goal(Objective.COST, concurrency=8, max_replicas=3))
-    assert len(found.replicas) == 3
+    plan = plan_placement(cluster_of(*known), goal(Objective.COST, concurrency=8, max_replicas=3))
+    assert len(plan.replicas) == 3
 
 
 def test_a_second_replica_on_a_host_that_is_paid_makes_a_token_cheaper() -> None:
@@ -235,10 +240,10 @@ def test_a_second_replica_on_a_host_that_is_paid_makes_a_token_cheaper() -> None
             for number in range(2)
         ]
         cluster = cluster_of(*known, host_price=4.0)
-        found = plan_placement(cluster, goal(Objective.COST, concurrency=8, prompt=1, max_replicas=2))
-        assert len(found.replicas) == replicas
-        assert found.price_per_hour == pytest.approx(4.0)
-        assert all(one.prediction.cost_per_million_tokens > 0.0 for one in found.replicas)
+        plan = plan_placement(cluster, goal(Objective.COST, concurrency=8, prompt=1, max_replicas=2))
+        assert len(plan.replicas) == replicas
+        assert plan.price_per_hour == pytest.approx(4.0)
+        assert all(one.prediction.cost_per_million_tokens > 0.0 for one in plan.replicas)
 
 
 @SOME
@@ -250,13 +255,11 @@ def test_more_replicas_are_never_worse_by_the_objective(
     for count in (1, most):
         wish = PlanGoal(load, Constraints(max_replicas=count), objective=objective)
         try:
-            found = plan_placement(cluster, wish)
+            plan = plan_placement(cluster, wish)
         except NoPlan:
             return
-        merits.append(sum_merits(objective, [one.prediction for one in found.replicas], load.concurrency)[0])
-        assert len(found.replicas) == 1 or any(
-            one.startswith(f"{len(found.replicas)} replicas") for one in found.reasons
-        )
+        merits.append(sum_merits(objective, [one.prediction for one in plan.replicas], load.concurrency)[0])
+        assert len(plan.replicas) == 1 or any(one.startswith(f"{len(plan.replicas)} replicas") for one in plan.reasons)
     assert merits[1] >= merits[0] * (1 - 1e-9)
 
 
@@ -267,19 +270,19 @@ def test_indifference_may_give_up_a_share_of_any_objective_for_a_better_score() 
     strict = goal(Objective.COST)
     assert plan_placement(cluster, strict).replicas[0].shards[0].device == "ill"
     lenient = replace(strict, weights=TermWeights(indifference=0.1))
-    found = plan_placement(cluster, lenient)
-    assert found.replicas[0].shards[0].device == "dear"
-    assert any("by no more than `indifference` allows" in one.why for one in found.rejected)
+    plan = plan_placement(cluster, lenient)
+    assert plan.replicas[0].shards[0].device == "dear"
+    assert any("by no more than `indifference` allows" in rejection.why for rejection in plan.rejected)
 
 
 def test_what_lost_is_shown_with_its_own_figures() -> None:
     cluster = cluster_of(
         (device("a", price=1.0), option("a", 10.0)), (device("b", price=4.0, power=400.0), option("b", 5.0))
     )
-    for objective, told in ((Objective.COST, "USD a million tokens"), (Objective.ENERGY, "J a token")):
-        found = plan_placement(cluster, goal(objective))
-        lost = next(one for one in found.rejected if one.what == "b")
-        assert told in lost.why
+    for objective, words in ((Objective.COST, "USD a million tokens"), (Objective.ENERGY, "J a token")):
+        plan = plan_placement(cluster, goal(objective))
+        lost = next(rejection for rejection in plan.rejected if rejection.what == "b")
+        assert words in lost.why
         assert "more than the plan's" in lost.why
         assert lost.cost_per_million_tokens == pytest.approx(4.0 / 3600 / lost.goodput_tokens_per_s * 1e6)
         assert lost.joules_per_token == pytest.approx(400.0 / lost.goodput_tokens_per_s)
@@ -323,20 +326,20 @@ def test_without_indifference_nothing_better_is_left_out_and_no_reason_says_so(
     """What is compared with a replica has that replica's part of the requests."""
     limits = Constraints(max_replicas=replicas, min_replicas=min(2, replicas), shards=shards)
     try:
-        found = plan_placement(cluster, PlanGoal(load, limits, objective=objective))
+        plan = plan_placement(cluster, PlanGoal(load, limits, objective=objective))
     except NoPlan:
         return
-    told = [one.why for one in found.rejected if "better than" in one.why]
-    assert not any("indifference" in why for why in told)
-    assert not told or shards
+    reasons = [rejection.why for rejection in plan.rejected if "better than" in rejection.why]
+    assert not any("indifference" in why for why in reasons)
+    assert not reasons or shards
 
 
 def test_what_one_replica_alone_could_do_is_not_compared_with_one_of_several() -> None:
     """Ten rows at once make more tokens than five; two replicas of five make more than either."""
     cost = StepCost((1.0, 8.0), (10.0, 12.0))
     known = [(device(f"d{number}"), replace(option(f"d{number}", 1.0), cost=cost)) for number in range(3)]
-    found = plan_placement(cluster_of(*known), goal(Objective.THROUGHPUT, concurrency=8, prompt=1, max_replicas=2))
-    assert len(found.replicas) == 2
-    third = next(one for one in found.rejected if one.what == "d2")
-    assert third.goodput_tokens_per_s == pytest.approx(found.replicas[0].prediction.goodput_tokens_per_s)
+    plan = plan_placement(cluster_of(*known), goal(Objective.THROUGHPUT, concurrency=8, prompt=1, max_replicas=2))
+    assert len(plan.replicas) == 2
+    third = next(rejection for rejection in plan.rejected if rejection.what == "d2")
+    assert third.goodput_tokens_per_s == pytest.approx(plan.replicas[0].prediction.goodput_tokens_per_s)
     assert "as replica 0's" in third.why

@@ -19,20 +19,20 @@ BOUNDS = st.builds(
 
 @given(OVERRIDES, BOUNDS)
 def test_nobody_goes_beyond_the_operator(overrides, bounds):
-    found = effective(overrides, bounds)
-    assert 0 <= found.most <= bounds.most
+    bound = effective(overrides, bounds)
+    assert 0 <= bound.most <= bounds.most
     if not bounds.enabled:
-        assert (found.most, found.by) == (0, Scope.OPERATOR)
+        assert (bound.most, bound.by) == (0, Scope.OPERATOR)
 
 
 @given(OVERRIDES, st.booleans(), st.integers(0, 12))
 def test_the_request_wins_over_wider_scopes(overrides, enabled, depth):
     bounds = OperatorBounds(most=12)
     others = [override for override in overrides if override.scope != Scope.REQUEST]
-    found = effective([*others, Override(Scope.REQUEST, enabled, depth)], bounds)
-    assert found == effective([Override(Scope.REQUEST, enabled, depth)], bounds)
-    assert found.by == Scope.REQUEST
-    assert found.most == (depth if enabled else 0)
+    bound = effective([*others, Override(Scope.REQUEST, enabled, depth)], bounds)
+    assert bound == effective([Override(Scope.REQUEST, enabled, depth)], bounds)
+    assert bound.by == Scope.REQUEST
+    assert bound.most == (depth if enabled else 0)
 
 
 @given(OVERRIDES, BOUNDS)

@@ -80,11 +80,11 @@ def test_a_plan_is_the_best_of_all_that_were_tried_by_hand(
 @given(clusters(), loads())
 def test_what_is_predicted_of_arrays_is_what_is_predicted_of_one(cluster: Inventory, load: Workload) -> None:
     wish, links = PlanGoal(load, Constraints(sharding="never")), links_of(cluster)
-    found = search(SearchSpace(usable(cluster, wish), links, wish, load.concurrency))
-    for pairs in found.pairs:
+    result = search(SearchSpace(usable(cluster, wish), links, wish, load.concurrency))
+    for pairs in result.pairs:
         for pair, goodput in enumerate(pairs.goodput):
             if pairs.depth[pair] or pairs.drafter is None:
-                target, draft = sides(candidate_of(found, pairs, pair), links, load)
+                target, draft = sides(candidate_of(result, pairs, pair), links, load)
                 alone = predict(target, draft, load, int(pairs.depth[pair]))
                 assert goodput == pytest.approx(alone.goodput_tokens_per_s, rel=1e-9)
 
@@ -95,17 +95,17 @@ def test_memory_and_cores_are_never_exceeded(
     cluster: Inventory, load: Workload, replicas: int, sharding: str, objective: Objective
 ) -> None:
     limits = Constraints(max_replicas=replicas, sharding=sharding, keep_free=0.1)  # type: ignore[arg-type]
-    found = plan_or_none(cluster, PlanGoal(load, limits, objective=objective))
-    if found is None:
+    plan = plan_or_none(cluster, PlanGoal(load, limits, objective=objective))
+    if plan is None:
         return
     room = {device.id: 0.9 * device.memory_bytes for device in cluster.devices}
     cores = {host.name: host.cores for host in cluster.hosts}
     used = Counter[str]()
-    for shard in found.shards:
+    for shard in plan.shards:
         used[shard.device] += shard.memory.total
     assert all(used[device] <= room[device] for device in used)
-    own = [one.shards for one in found.replicas]
-    own += [(one.shard,) for one in list_drafts(found) if one.process == "own" and one.shard is not None]
+    own = [one.shards for one in plan.replicas]
+    own += [(one.shard,) for one in list_drafts(plan) if one.process == "own" and one.shard is not None]
     taken = [(shard.host, core) for shards in own for shard in shards for core in shard.cores]
     assert len(set(taken)) == len(taken)
     assert all(not cores[host] or core < cores[host] for host, core in taken)
@@ -116,16 +116,18 @@ def test_memory_and_cores_are_never_exceeded(
 def test_the_order_of_what_is_given_does_not_matter(
     cluster: Inventory, load: Workload, random: Any, objective: Objective
 ) -> None:
-    found = plan_or_none(cluster, PlanGoal(load, objective=objective))
-    if found is None:
+    plan = plan_or_none(cluster, PlanGoal(load, objective=objective))
+    if plan is None:
         return
-    shuffled: list[list[Any]] = [list(one) for one in (cluster.hosts, cluster.devices, cluster.options, cluster.links)]
+    shuffled: list[list[Any]] = [
+        list(device) for device in (cluster.hosts, cluster.devices, cluster.options, cluster.links)
+    ]
     for values in shuffled:
         random.shuffle(values)
     hosts, devices, options, links = (tuple(values) for values in shuffled)
     other = Inventory(hosts, devices, options, links)
     backwards = replace(load, drafters=load.drafters[::-1])
-    assert plan_placement(other, PlanGoal(backwards, objective=objective)) == found
+    assert plan_placement(other, PlanGoal(backwards, objective=objective)) == plan
 
 
 @FEW
@@ -134,10 +136,10 @@ def test_a_faster_device_never_lowers_predicted_goodput(
     cluster: Inventory, load: Workload, data: st.DataObject, factor: float
 ) -> None:
     wish = PlanGoal(load, Constraints(sharding="never"))
-    found = plan_or_none(cluster, wish)
-    if found is None:
+    plan = plan_or_none(cluster, wish)
+    if plan is None:
         return
-    before = found.goodput_tokens_per_s
+    before = plan.goodput_tokens_per_s
     device = data.draw(st.sampled_from([one.id for one in cluster.devices]))
     assert plan_placement(faster(cluster, device, factor), wish).goodput_tokens_per_s >= before * (1 - 1e-9)
 
@@ -145,13 +147,13 @@ def test_a_faster_device_never_lowers_predicted_goodput(
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads(), objectives)
 def test_every_device_that_is_not_in_use_has_a_reason(cluster: Inventory, load: Workload, objective: Objective) -> None:
-    found = plan_or_none(cluster, PlanGoal(load, objective=objective))
-    if found is None:
+    plan = plan_or_none(cluster, PlanGoal(load, objective=objective))
+    if plan is None:
         return
-    in_use = {shard.device for shard in found.shards}
-    told = {one.what for one in found.rejected if one.why}
-    assert {device.id for device in cluster.devices} - in_use <= told
-    assert all(0.0 <= term.value <= 1.0 for one in found.replicas for term in one.score.terms)
+    in_use = {shard.device for shard in plan.shards}
+    explained = {rejection.what for rejection in plan.rejected if rejection.why}
+    assert {device.id for device in cluster.devices} - in_use <= explained
+    assert all(0.0 <= term.value <= 1.0 for one in plan.replicas for term in one.score.terms)
 
 
 @FEW
@@ -160,14 +162,14 @@ def test_devices_are_named_in_any_case_and_the_first_of_a_kind_without_its_numbe
     cluster: Inventory, load: Workload, data: st.DataObject
 ) -> None:
     kinds = ("CUDA:0", "CUDA:1", "GPU", "GPU.1", "CPU")
-    ids = {one.id: f"{one.host}/{kinds[number]}" for number, one in enumerate(cluster.devices)}
+    ids = {device.id: f"{device.host}/{kinds[number]}" for number, device in enumerate(cluster.devices)}
     named = replace(cluster, devices=tuple(replace(one, id=ids[one.id]) for one in cluster.devices))
     other = {"CUDA:0": "cuda", "CUDA:1": "cuda:1", "GPU": "gpu.0", "GPU.1": "Gpu.1", "CPU": "cpu"}
     places = st.lists(st.sampled_from(sorted(ids.values())), max_size=2, unique=True).map(tuple)
     exact = Constraints(pin_target=data.draw(places), pin_draft=data.draw(places), exclude=data.draw(places))
 
     def loosen(found: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{host}/{other[kind]}" for host, _, kind in (one.partition("/") for one in found))
+        return tuple(f"{host}/{other[kind]}" for host, _, kind in (worker.partition("/") for worker in found))
 
     loose = Constraints(
         pin_target=loosen(exact.pin_target), pin_draft=loosen(exact.pin_draft), exclude=loosen(exact.exclude)
@@ -189,15 +191,15 @@ def test_constraints_hold(cluster: Inventory, load: Workload, data: st.DataObjec
         apart=data.draw(st.sampled_from(("", "device", "host", "zone"))),
         zones=data.draw(st.sampled_from(((), (cluster.hosts[0].zone,)))),
     )
-    found = plan_or_none(cluster, PlanGoal(load, limits))
-    if found is None:
+    plan = plan_or_none(cluster, PlanGoal(load, limits))
+    if plan is None:
         return
     zones = {host.name: host.zone for host in cluster.hosts}
-    for shard in found.shards:
+    for shard in plan.shards:
         assert shard.device not in limits.exclude
         assert shard.host not in limits.exclude
         assert not limits.zones or zones[shard.host] in limits.zones
-    for replica in found.replicas:
+    for replica in plan.replicas:
         for shard in replica.shards:
             assert not limits.pin_target or {shard.device, shard.host} & set(limits.pin_target)
         draft = replica.draft.shard if replica.draft else None
@@ -214,9 +216,9 @@ def test_constraints_hold(cluster: Inventory, load: Workload, data: st.DataObjec
 @given(needs_shards, loads())
 def test_shards_are_on_one_host_where_that_is_asked(cluster: Inventory, load: Workload) -> None:
     wish = PlanGoal(load, Constraints(shards=2, keep_free=0.0, one_host=True))
-    found = plan_or_none(cluster, wish)
-    if found is not None:
-        assert all(len({shard.host for shard in replica.shards}) == 1 for replica in found.replicas)
+    plan = plan_or_none(cluster, wish)
+    if plan is not None:
+        assert all(len({shard.host for shard in replica.shards}) == 1 for replica in plan.replicas)
         return
     for host in cluster.hosts:
         mine = tuple(one for one in cluster.devices if one.host == host.name)
@@ -225,10 +227,10 @@ def test_shards_are_on_one_host_where_that_is_asked(cluster: Inventory, load: Wo
 
 @given(needs_shards, loads())
 def test_shards_are_contiguous_and_complete(cluster: Inventory, load: Workload) -> None:
-    found = plan_or_none(cluster, PlanGoal(load, Constraints(shards=2, keep_free=0.0)))
-    if found is None:
+    plan = plan_or_none(cluster, PlanGoal(load, Constraints(shards=2, keep_free=0.0)))
+    if plan is None:
         return
-    for replica in found.replicas:
+    for replica in plan.replicas:
         assert len(replica.shards) == 2
         assert replica.shards[0].first_layer == 0
         assert replica.shards[-1].end_layer == TARGET.layers
@@ -240,10 +242,10 @@ def test_shards_are_contiguous_and_complete(cluster: Inventory, load: Workload) 
 @given(clusters(), loads())
 def test_a_useless_draft_is_not_used(cluster: Inventory, load: Workload) -> None:
     useless = tuple(replace(one, acceptance=(0.0,)) for one in load.drafters)
-    found = plan_or_none(cluster, PlanGoal(replace(load, drafters=useless)))
-    if found is None:
+    plan = plan_or_none(cluster, PlanGoal(replace(load, drafters=useless)))
+    if plan is None:
         return
-    for replica in found.replicas:
+    for replica in plan.replicas:
         assert replica.depth == 0
         assert replica.draft is None
         prediction = replica.prediction
@@ -256,12 +258,12 @@ def test_plans_survive_json_and_equal_themselves(
     cluster: Inventory, load: Workload, replicas: int, objective: Objective
 ) -> None:
     wish = PlanGoal(load, Constraints(max_replicas=replicas), objective=objective)
-    found = plan_or_none(cluster, wish)
-    if found is None:
+    plan = plan_or_none(cluster, wish)
+    if plan is None:
         return
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
     assert msgspec.json.decode(msgspec.json.encode((cluster, wish)), type=tuple[Inventory, PlanGoal]) == (cluster, wish)
-    same = diff(found, found)
+    same = diff(plan, plan)
     assert same.changes == ()
     assert same.gain == 0.0
 
@@ -282,19 +284,19 @@ def test_shards_are_close_to_the_best_of_all_that_were_tried_by_hand(objective: 
     cluster, wish = small(seed, devices=4, layers=6, measured_links=seed % 2 == 1)
     wish = replace(wish, objective=objective, workload=replace(wish.workload, depth_bound=2))
     best = brute_force_shards(cluster, wish)
-    found = plan_or_none(cluster, wish)
-    assert (found is None) == (best == 0.0)
-    if found is not None:
-        merit = sum_merits(objective, [one.prediction for one in found.replicas], wish.workload.concurrency)[0]
+    plan = plan_or_none(cluster, wish)
+    assert (plan is None) == (best == 0.0)
+    if plan is not None:
+        merit = sum_merits(objective, [one.prediction for one in plan.replicas], wish.workload.concurrency)[0]
         assert 0.97 * best <= merit <= best * (1 + 1e-9)
 
 
 def test_a_thousand_devices_are_planned_for_in_shards() -> None:
-    found = plan_placement(fleet(1000, 20, seed=1), build_goal(shards=8))
-    assert len(found.replicas[0].shards) == 8
-    assert len({one.what for one in found.rejected}) >= 1000 - 9
-    assert found.standby is not None
-    assert found.standby.apart == "zone"
+    plan = plan_placement(fleet(1000, 20, seed=1), build_goal(shards=8))
+    assert len(plan.replicas[0].shards) == 8
+    assert len({rejection.what for rejection in plan.rejected}) >= 1000 - 9
+    assert plan.standby is not None
+    assert plan.standby.apart == "zone"
 
 
 def test_more_replicas_serve_more_where_they_are_asked_for() -> None:
@@ -313,13 +315,13 @@ def test_more_replicas_serve_more_where_they_are_asked_for() -> None:
 
 def test_what_cannot_be_done_is_refused_with_the_way_out() -> None:
     cluster, wish = small(1)
-    for limits, told in (
+    for limits, words in (
         (Constraints(pin_target=("nowhere",)), "there is no device or host 'nowhere'"),
         (Constraints(zones=("moon",)), "there is no zone 'moon'"),
         (Constraints(sharding="never"), "sharding: when_needed"),
         (Constraints(pin_target=("host-0",), exclude=("host-0",)), "change `pin_target`"),
     ):
-        with pytest.raises(NoPlan, match=told):
+        with pytest.raises(NoPlan, match=words):
             plan_placement(cluster, replace(wish, constraints=limits))
     with pytest.raises(NoPlan, match="no device has an option"):
         plan_placement(replace(cluster, options=()), wish)
@@ -327,8 +329,8 @@ def test_what_cannot_be_done_is_refused_with_the_way_out() -> None:
 
 def test_draft_models_have_their_layers_in_one_place() -> None:
     cluster, wish = small(2)
-    found = plan_placement(cluster, wish)
-    for draft in list_drafts(found):
+    plan = plan_placement(cluster, wish)
+    for draft in list_drafts(plan):
         if draft.shard is not None:
             assert (draft.shard.first_layer, draft.shard.end_layer) == (0, 4)
             assert draft.shard.end_layer == DRAFT.layers
@@ -337,20 +339,20 @@ def test_draft_models_have_their_layers_in_one_place() -> None:
 @FEW
 @given(clusters(memory_mib=(60, 500)), loads())
 def test_of_every_device_that_is_not_used_it_is_said_why(cluster: Inventory, load: Workload) -> None:
-    found = plan_or_none(cluster, PlanGoal(load))
-    if found is None:
+    plan = plan_or_none(cluster, PlanGoal(load))
+    if plan is None:
         return
-    said = "\n".join(f"{one.what}: {one.why}" for one in found.rejected)
-    in_use = {shard.device for shard in found.shards}
+    said = "\n".join(f"{rejection.what}: {rejection.why}" for rejection in plan.rejected)
+    in_use = {shard.device for shard in plan.shards}
     assert all(device.id in said for device in cluster.devices if device.id not in in_use)
-    assert all(one.why for one in found.rejected)
-    assert all(term.why for replica in found.replicas for term in replica.score.terms)
+    assert all(rejection.why for rejection in plan.rejected)
+    assert all(term.why for replica in plan.replicas for term in replica.score.terms)
 
 
 def test_a_difference_says_what_starts_anew_and_what_it_brings() -> None:
     cluster, wish = small(2)
     before = plan_placement(cluster, replace(wish, workload=replace(wish.workload, drafters=())))
     after = plan_placement(cluster, wish)
-    found = diff(before, after)
-    assert any(one.part == "replica 0 draft" and not one.before and one.after for one in found.changes)
-    assert found.gain == pytest.approx(after.goodput_tokens_per_s / before.goodput_tokens_per_s - 1)
+    changes = diff(before, after)
+    assert any(one.part == "replica 0 draft" and not one.before and one.after for one in changes.changes)
+    assert changes.gain == pytest.approx(after.goodput_tokens_per_s / before.goodput_tokens_per_s - 1)

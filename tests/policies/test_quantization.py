@@ -111,13 +111,13 @@ def test_the_same_facts_give_the_same_choice_in_any_order(at, model, measured, w
 @given(devices, models, figures)
 def test_every_alternative_is_chosen_or_rejected_with_a_reason(at, model, measured):
     choice = choose_precision(at, model, measured)
-    told = {one.what for one in choice.rejected if not one.what.startswith("KV")}
+    explained = {rejection.what for rejection in choice.rejected if not rejection.what.startswith("KV")}
     npu, gpu = {"int8", "int4"}, {"bf16", "fp16", "fp8", "int8", "int4"}
     preferred = {"npu": npu, "qnn": npu, "gpu": gpu, "cuda": gpu, "cpu": {precision.value for precision in ALL}}
     offered = {precision.value for precision in at.weights} & preferred[at.kind]
-    assert choice.weights not in told
-    assert told | {choice.weights} == offered | {AS_FILE}
-    assert all(one.why for one in choice.rejected)
+    assert choice.weights not in explained
+    assert explained | {choice.weights} == offered | {AS_FILE}
+    assert all(rejection.why for rejection in choice.rejected)
 
 
 @given(models, figures, st.floats(0, 1))
@@ -134,7 +134,10 @@ def test_a_cpu_takes_the_file_as_it_is_until_something_was_measured():
     choice = choose_precision(device(), BF16_FILE)
     assert choice.weights == AS_FILE
     assert "not compared with other formats" in choice.reason
-    assert {one.what for one in choice.rejected} == {*(precision.value for precision in ALL), "KV cache int8"}
+    assert {rejection.what for rejection in choice.rejected} == {
+        *(precision.value for precision in ALL),
+        "KV cache int8",
+    }
     # A variant alone is no comparison.
     assert choose_precision(device(), BF16_FILE, [MeasuredWeights("int8", 1.0, 1.0)]).weights == AS_FILE
 
@@ -145,7 +148,7 @@ def test_an_npu_gets_int8_and_a_gpu_16_bits_while_they_fit():
     assert choose_precision(device("cuda", weights=(Precision.FP16, Precision.INT4)), BF16_FILE).weights == "fp16"
     small = choose_precision(device("gpu"), BF16_FILE, free_bytes=weights_bytes(BF16_FILE, "int4"))
     assert small.weights == "int4"
-    assert "needs" in next(one.why for one in small.rejected if one.what == "bf16")
+    assert "needs" in next(rejection.why for rejection in small.rejected if rejection.what == "bf16")
 
 
 def test_fast_says_what_it_costs_measured_or_not_and_where_it_costs_nothing():

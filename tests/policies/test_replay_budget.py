@@ -64,7 +64,7 @@ def test_a_forward_with_a_replay_keeps_the_bound_where_decoding_leaves_room_for_
 def test_rows_are_within_what_may_be_and_dear_ones_are_never_more(budget, row_ms, more_ms, most, bound_ms):
     assert 0 <= bound_replay_rows(budget, bound_ms=bound_ms, most=most) <= most
     cheap, dear = (budget._replace(row_ms=ms) for ms in (row_ms, row_ms + more_ms))
-    rows = [bound_replay_rows(one, bound_ms=bound_ms, most=most) for one in (cheap, dear)]
+    rows = [bound_replay_rows(cost, bound_ms=bound_ms, most=most) for cost in (cheap, dear)]
     if budget.debt_ms > REPLAY_SHARE * budget.decode_ms or budget.rests:
         assert rows == [0, 0]
     else:
@@ -80,7 +80,7 @@ def test_cheap_rows_use_the_share():
 def test_rows_go_to_the_first_that_wait(wanted, rows, min_rows):
     given_rows = share_replay_rows(wanted, rows, min_rows=min_rows)
     assert sum(max(one, min_rows) for one in given_rows if one) <= rows
-    short = [index for index, one in enumerate(given_rows) if one < wanted[index]]
+    short = [index for index, given in enumerate(given_rows) if given < wanted[index]]
     assert all(given_rows[index] == 0 for index in short[1:])
     if wanted and rows >= min_rows:
         assert given_rows[0]

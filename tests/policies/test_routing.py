@@ -51,8 +51,8 @@ def test_only_a_replica_that_serves_is_chosen_and_every_other_has_its_reason(
     chosen = route(states, request)
     serving = {one.name for one in states if one.serving}
     assert (chosen.replica in serving) if serving else chosen.replica is None
-    assert {one.name for one in chosen.rated} == {one.name for one in states}
-    assert all((one.why_not == "") == (one.name == chosen.replica) for one in chosen.rated)
+    assert {rated.name for rated in chosen.rated} == {rated.name for rated in states}
+    assert all((rated.why_not == "") == (rated.name == chosen.replica) for rated in chosen.rated)
 
 
 @given(replicas().filter(bool), requests)

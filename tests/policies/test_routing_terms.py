@@ -36,18 +36,18 @@ def states(draw: st.DrawFn) -> tuple[ReplicaState, ...]:
 
 @given(states())
 def test_prices_are_in_order_and_the_sums_of_their_terms(replicas: tuple[ReplicaState, ...]) -> None:
-    found = route(replicas, REQUEST)
-    prices = [one.price_ms for one in found.rated]
+    chosen = route(replicas, REQUEST)
+    prices = [rated.price_ms for rated in chosen.rated]
     assert prices == sorted(prices)
-    assert all(one.price_ms == sum(term.cost_ms for term in one.terms) for one in found.rated if one.terms)
+    assert all(rated.price_ms == sum(term.cost_ms for term in rated.terms) for rated in chosen.rated if rated.terms)
 
 
 @given(states())
 def test_more_of_the_prompt_in_its_cache_never_makes_a_replica_dearer(replicas: tuple[ReplicaState, ...]) -> None:
-    before = {one.name: one.price_ms for one in route(replicas, REQUEST).rated}
+    before = {rated.name: rated.price_ms for rated in route(replicas, REQUEST).rated}
     warmer = [replace(one, cached_prompt_tokens=one.cached_prompt_tokens + 100) for one in replicas]
-    for one in route(warmer, REQUEST).rated:
-        assert one.price_ms <= before[one.name]
+    for rated in route(warmer, REQUEST).rated:
+        assert rated.price_ms <= before[rated.name]
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_more_of_the_prompt_in_its_cache_never_makes_a_replica_dearer(replicas: 
     ],
 )
 def test_each_term_can_decide_and_says_so(worse: dict[str, Any], term: str) -> None:
-    found = route([replace(IDLE, name="a", **worse), replace(IDLE, name="b")], REQUEST)
-    assert found.replica == "b"
-    assert f"most of it {term}" in found.rated[1].why_not
+    chosen = route([replace(IDLE, name="a", **worse), replace(IDLE, name="b")], REQUEST)
+    assert chosen.replica == "b"
+    assert f"most of it {term}" in chosen.rated[1].why_not
 
 
 def test_a_cached_prefix_outweighs_a_slower_replica_as_long_as_it_saves_more() -> None:
@@ -76,6 +76,6 @@ def test_a_cached_prefix_outweighs_a_slower_replica_as_long_as_it_saves_more() -
 def test_where_nothing_serves_the_reason_names_all() -> None:
     lost = replace(IDLE, name="lost", serving=False, why_not="restarting")
     draining = replace(IDLE, name="out", serving=False, why_not="draining")
-    found = route([draining, lost], REQUEST)
-    assert found.replica is None
-    assert found.reason == "no replica serves: lost: restarting; out: draining"
+    chosen = route([draining, lost], REQUEST)
+    assert chosen.replica is None
+    assert chosen.reason == "no replica serves: lost: restarting; out: draining"

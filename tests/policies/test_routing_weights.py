@@ -74,10 +74,10 @@ def test_each_term_alone_turns_the_choice(term: str, state: ReplicaState) -> Non
 def test_a_term_without_weight_turns_nothing(term: str, state: ReplicaState) -> None:
     good = replace(better(state, term), name="z")
     bad = worse(good, term)
-    told = route([good, bad], choose_request(term), replace(RoutingWeights(*[0.0] * len(WORSE)), **{term: 0.0}))
-    costs = {one.name: {own.name: own.cost_ms for own in one.terms}[term] for one in told.rated}
+    chosen = route([good, bad], choose_request(term), replace(RoutingWeights(*[0.0] * len(WORSE)), **{term: 0.0}))
+    costs = {rated.name: {own.name: own.cost_ms for own in rated.terms}[term] for rated in chosen.rated}
     assert costs == {"a": 0.0, "z": 0.0}
-    assert {one.price_ms for one in told.rated} == {0.0}
+    assert {rated.price_ms for rated in chosen.rated} == {0.0}
 
 
 @pytest.mark.parametrize("term", list(WORSE))
@@ -89,7 +89,7 @@ def test_more_weight_never_makes_what_a_term_speaks_against_cheaper(
     pair = [good, worse(good, term)]
 
     def lead(weights: RoutingWeights) -> float:
-        prices = {one.name: one.price_ms for one in route(pair, choose_request(term), weights).rated}
+        prices = {rated.name: rated.price_ms for rated in route(pair, choose_request(term), weights).rated}
         return prices["a"] - prices["z"]
 
     assert lead(replace(EVEN_WEIGHTS, **{term: weight})) >= lead(EVEN_WEIGHTS) - 1e-6
@@ -110,9 +110,9 @@ def test_long_answers_go_to_the_fast_draft_and_short_ones_where_they_begin_soone
 def test_a_request_without_drafts_looks_at_none(tokens: int) -> None:
     slower = replace(FAST_DRAFT, running=0, waiting=0, tpot_ms=20.5)
     assert route([slower, NO_DRAFT], RoutedRequest(10, tokens)).replica == "drafted"
-    found = route([slower, NO_DRAFT], RoutedRequest(10, tokens, drafts=False))
-    assert found.replica == "plain"
-    assert "it asks for none" in str(found.rated[1].terms)
+    chosen = route([slower, NO_DRAFT], RoutedRequest(10, tokens, drafts=False))
+    assert chosen.replica == "plain"
+    assert "it asks for none" in str(chosen.rated[1].terms)
 
 
 @given(st.integers(8, 12))
@@ -126,7 +126,7 @@ def test_a_near_deadline_prefers_what_begins_soonest(tokens: int) -> None:
 
 
 def test_what_a_move_saves_is_a_share_of_the_price_there() -> None:
-    found = route([replace(NO_DRAFT, name="slow", tpot_ms=40.0), NO_DRAFT], RoutedRequest(0, 100))
-    assert found.replica == "plain"
-    assert found.saves("slow") == pytest.approx(0.5)
-    assert found.saves("plain") == 0.0
+    chosen = route([replace(NO_DRAFT, name="slow", tpot_ms=40.0), NO_DRAFT], RoutedRequest(0, 100))
+    assert chosen.replica == "plain"
+    assert chosen.saves("slow") == pytest.approx(0.5)
+    assert chosen.saves("plain") == 0.0

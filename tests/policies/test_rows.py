@@ -13,8 +13,10 @@ def test_options_that_need_more_cores_than_their_host_has_are_told():
     roomy = replace(wish.workload, target=replace(wish.workload.target, layers=1))
     hosts = tuple(replace(host, cores=2 if host.name == few else 64) for host in cluster.hosts)
     options = tuple(replace(option, threads=4) for option in cluster.options)
-    found = plan_placement(
+    plan = plan_placement(
         replace(cluster, hosts=hosts, options=options), PlanGoal(roomy, Constraints(sharding="never"))
     )
-    told = {one.what for one in found.rejected if "threads" in one.why and one.role is Role.TARGET}
-    assert told == {device.id for device in cluster.devices if device.host == few}
+    explained = {
+        rejection.what for rejection in plan.rejected if "threads" in rejection.why and rejection.role is Role.TARGET
+    }
+    assert explained == {device.id for device in cluster.devices if device.host == few}

@@ -43,19 +43,19 @@ class Fleet:
         mine = [self.places[number % len(self.places)] for number in range(self.count)]
         seen = [ScaledReplica(f"target-{number}", places=places) for number, places in enumerate(mine)]
         left = requests
-        for number, one in enumerate(seen):
-            taken = min(left, one.places)
-            seen[number], left = replace(one, streams=taken), left - taken
+        for number, sample in enumerate(seen):
+            taken = min(left, sample.places)
+            seen[number], left = replace(sample, streams=taken), left - taken
         return ScaleLoad(tuple(seen), left, late, self.room, "no cores")
 
     def look(self, load: ScaleLoad) -> int:
-        found = follow_load(self.trend, self.bounds, load, self.now_s)
-        self.trend = found.trend
-        if found.more:
-            self.count += found.more
-            self.steps.append((self.now_s, found.more))
+        change = follow_load(self.trend, self.bounds, load, self.now_s)
+        self.trend = change.trend
+        if change.more:
+            self.count += change.more
+            self.steps.append((self.now_s, change.more))
         self.now_s += 1.0
-        return found.more
+        return change.more
 
     def run(
         self, seconds: int, requests: Callable[[float], int], late: Callable[[int], str] = lambda count: ""
@@ -109,7 +109,7 @@ def test_one_ends_only_where_it_was_not_needed_for_idle_s_and_comes_only_where_i
             last_s = max((at_s for at_s, _ in fleet.steps[:-1]), default=-1e9) if more else 0.0
             if more < 0:
                 assert fleet.now_s - 1.0 - last_s >= bounds.idle_s
-                late = [one for one in seen if one[0] >= fleet.now_s - 1.0 - bounds.idle_s]
+                late = [sample for sample in seen if sample[0] >= fleet.now_s - 1.0 - bounds.idle_s]
                 assert all(requests <= left / 2 for _, requests, left in late)
             if more > 0:
                 assert fleet.now_s - 1.0 - last_s >= ADD_AFTER_S
@@ -141,17 +141,17 @@ def test_nothing_is_added_or_ended_while_one_is_started(state):
     coming = ScaledReplica("target-1", serving=False, places=8 if state == "lost" else 1)
     trend = ScaleTrend()
     for now_s in range(100):
-        found = follow_load(trend, bounds, ScaleLoad((serving, coming), held=9), float(now_s))
-        trend = found.trend
-        assert found.more == 0
+        change = follow_load(trend, bounds, ScaleLoad((serving, coming), held=9), float(now_s))
+        trend = change.trend
+        assert change.more == 0
 
 
 def test_one_that_is_gone_is_replaced_and_ends_first():
     bounds = ScaleBounds(2, 3, IDLE_S)
     gone = ScaledReplica("target-0", serving=False, gone=True)
     load = ScaleLoad((gone, ScaledReplica("target-1")))
-    found = follow_load(ScaleTrend(), bounds, load, 0.0)
-    assert (found.more, found.wanted) == (1, 2)
+    change = follow_load(ScaleTrend(), bounds, load, 0.0)
+    assert (change.more, change.wanted) == (1, 2)
     assert choose_leaver(load.replicas) == "target-0"
     assert choose_leaver((ScaledReplica("target-0"), ScaledReplica("target-1"))) == "target-1"
     nowhere = follow_load(ScaleTrend(), bounds, replace(load, room=1, no_room="one host is left"), 0.0)
@@ -162,9 +162,9 @@ def test_one_that_is_gone_is_replaced_and_ends_first():
 def test_where_there_is_no_place_load_still_says_that_it_wants_one():
     fleet = Fleet(ScaleBounds(1, 3, IDLE_S), [2], room=1)
     fleet.run(20, lambda now_s: 9)
-    found = follow_load(fleet.trend, fleet.bounds, fleet.load(9), fleet.now_s)
-    assert (fleet.count, found.more, found.wanted) == (1, 0, 2)
-    assert "no cores" in found.why
+    change = follow_load(fleet.trend, fleet.bounds, fleet.load(9), fleet.now_s)
+    assert (fleet.count, change.more, change.wanted) == (1, 0, 2)
+    assert "no cores" in change.why
     fleet.room = 2
     assert fleet.look(fleet.load(9)) == 1, "at once: it has been crowded for long"
 

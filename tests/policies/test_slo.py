@@ -31,46 +31,46 @@ COUNTS = st.integers(1, 32)
 
 @given(SEEN, OBJECTIVES, OBJECTIVES, COUNTS)
 def test_an_answer_is_always_possible(seen, ttft, tpot, max_running):
-    found = answer(seen, ttft, tpot, max_running=max_running)
-    assert found.row_price > 0.0
-    assert 0.0 < found.prefill_share <= 2.0
-    assert 1 <= found.running <= max_running
-    assert found.levers
+    decision = answer(seen, ttft, tpot, max_running=max_running)
+    assert decision.row_price > 0.0
+    assert 0.0 < decision.prefill_share <= 2.0
+    assert 1 <= decision.running <= max_running
+    assert decision.levers
 
 
 @given(SEEN, COUNTS)
 def test_without_objectives_nothing_is_moved(seen, max_running):
-    found = answer(seen, Objective(), Objective(), max_running=max_running)
-    assert found == at_rest(max_running)
-    assert (found.row_price, found.prefill_share, found.running) == (1.0, 1.0, max_running)
+    decision = answer(seen, Objective(), Objective(), max_running=max_running)
+    assert decision == at_rest(max_running)
+    assert (decision.row_price, decision.prefill_share, decision.running) == (1.0, 1.0, max_running)
 
 
 @given(SEEN, st.floats(1.0, 1000.0), COUNTS)
 def test_late_tokens_ask_for_drafts_only_where_these_bring_them_sooner(seen, tpot_ms, max_running):
     late = seen._replace(ttft_ms=None, tpot_ms=2.0 * tpot_ms)
-    found = answer(late, Objective(1000.0), Objective(tpot_ms), max_running=max_running)
-    assert (found.row_price > 1.0) == (seen.sequence_gain <= 1.0)
-    assert (found.row_price < 1.0) == (SloAction.DRAFTS_GAIN in found.levers)
-    assert (found.row_price < 1.0) == (seen.sequence_gain > 1.0 and 1.0 - seen.prefill_time < 1.0)
-    assert found.running <= max(1, seen.running)
-    assert found.prefill_share < 1.0  # TTFT has slack
+    decision = answer(late, Objective(1000.0), Objective(tpot_ms), max_running=max_running)
+    assert (decision.row_price > 1.0) == (seen.sequence_gain <= 1.0)
+    assert (decision.row_price < 1.0) == (SloAction.DRAFTS_GAIN in decision.levers)
+    assert (decision.row_price < 1.0) == (seen.sequence_gain > 1.0 and 1.0 - seen.prefill_time < 1.0)
+    assert decision.running <= max(1, seen.running)
+    assert decision.prefill_share < 1.0  # TTFT has slack
 
 
 @given(SEEN, st.floats(1.0, 1000.0), COUNTS)
 def test_late_first_tokens_never_make_fewer_run(seen, ttft_ms, max_running):
     late = seen._replace(ttft_ms=1.5 * ttft_ms, tpot_ms=None)
-    found = answer(late, Objective(ttft_ms), Objective(50.0), max_running=max_running)
-    assert found.running == max_running
+    decision = answer(late, Objective(ttft_ms), Objective(50.0), max_running=max_running)
+    assert decision.running == max_running
     full = seen.waiting > 0 and seen.running >= max_running
-    assert (SloAction.DRAFTS_GAIN in found.levers) == (full and seen.gain > 1.0)
-    assert (found.row_price > 1.0) == (SloAction.DRAFTS_GIVE_WAY in found.levers) == found.beside_prompts
+    assert (SloAction.DRAFTS_GAIN in decision.levers) == (full and seen.gain > 1.0)
+    assert (decision.row_price > 1.0) == (SloAction.DRAFTS_GIVE_WAY in decision.levers) == decision.beside_prompts
 
 
 @given(st.floats(1.0, 100.0), st.floats(1.0, 100.0))
 def test_both_late_says_that_nothing_more_helps(ttft_ms, tpot_ms):
     seen = SloObservation(2 * ttft_ms, 2 * tpot_ms, 3, 8, gain=0.9)
-    found = answer(seen, Objective(ttft_ms), Objective(tpot_ms), max_running=8)
-    assert found.levers == (SloAction.DRAFTS_GIVE_WAY, SloAction.NOTHING_HELPS)
+    decision = answer(seen, Objective(ttft_ms), Objective(tpot_ms), max_running=8)
+    assert decision.levers == (SloAction.DRAFTS_GIVE_WAY, SloAction.NOTHING_HELPS)
 
 
 @given(MS, OBJECTIVES)
@@ -99,36 +99,36 @@ def test_steps_stay_possible_and_all_that_was_moved_comes_back(last, course, ttf
 def test_what_keeps_an_objective_is_not_given_up_as_soon_as_it_does():
     objectives = Objectives(tpot=Objective(100.0))
     late = SloObservation(None, 150.0, 4, 12, sequence_gain=0.9)
-    found = decide_slo_actions(at_rest(16), late, objectives, max_running=16)
-    assert found.running == 8
-    assert found.row_price > 1.0
+    decision = decide_slo_actions(at_rest(16), late, objectives, max_running=16)
+    assert decision.running == 8
+    assert decision.row_price > 1.0
     for tpot_ms in (95.0, 85.0):
-        found = decide_slo_actions(found, late._replace(tpot_ms=tpot_ms, running=8), objectives, max_running=16)
-        assert found.running == 8
-        assert found.row_price > 1.0
-    found = decide_slo_actions(found, late._replace(tpot_ms=75.0, running=8), objectives, max_running=16)
-    assert (found.running, found.row_price) == (8, 1.0)
-    found = decide_slo_actions(found, late._replace(tpot_ms=60.0, running=8), objectives, max_running=16)
-    assert found.running == 10
+        decision = decide_slo_actions(decision, late._replace(tpot_ms=tpot_ms, running=8), objectives, max_running=16)
+        assert decision.running == 8
+        assert decision.row_price > 1.0
+    decision = decide_slo_actions(decision, late._replace(tpot_ms=75.0, running=8), objectives, max_running=16)
+    assert (decision.running, decision.row_price) == (8, 1.0)
+    decision = decide_slo_actions(decision, late._replace(tpot_ms=60.0, running=8), objectives, max_running=16)
+    assert decision.running == 10
 
 
 def test_without_a_drafter_none_is_said_to_give_way():
     late = SloObservation(150.0, 50.0, 4, 12)
-    found = decide_slo_actions(
+    decision = decide_slo_actions(
         at_rest(16), late, Objectives(Objective(100.0), Objective(100.0)), max_running=16, drafts=False
     )
-    assert (found.row_price, found.levers) == (1.0, (SloAction.PREFILL_GAINS,))
-    found = decide_slo_actions(
+    assert (decision.row_price, decision.levers) == (1.0, (SloAction.PREFILL_GAINS,))
+    decision = decide_slo_actions(
         at_rest(16), late, Objectives(Objective(100.0), Objective(60.0)), max_running=16, drafts=False
     )
-    assert (found.row_price, found.levers) == (1.0, (SloAction.NOTHING_HELPS,))
+    assert (decision.row_price, decision.levers) == (1.0, (SloAction.NOTHING_HELPS,))
 
 
 def test_fewer_run_no_longer_where_first_tokens_are_late_too():
     objectives = Objectives(Objective(100.0), Objective(100.0))
     fewer = at_rest(16)._replace(running=4)
-    found = decide_slo_actions(fewer, SloObservation(150.0, 150.0, 4, 4), objectives, max_running=16)
-    assert found.running == 5
+    decision = decide_slo_actions(fewer, SloObservation(150.0, 150.0, 4, 4), objectives, max_running=16)
+    assert decision.running == 5
 
 
 @given(st.integers(1, 200), st.floats(0.0, 50.0), st.floats(0.1, 10.0), st.floats(1.0, 300.0), st.floats(1.0, 3000.0))

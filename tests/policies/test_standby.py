@@ -15,7 +15,7 @@ def test_a_lost_shard_is_taken_over_by_the_fastest_way_that_its_heir_has(slow):
     cluster, wish = small(3, devices=6, layers=6)
     targets = [option for option in cluster.options if option.role is Role.TARGET]
     slower = (replace(option, runtime=slow, cost=option.cost.scale_by(3.0)) for option in targets)
-    found = plan_placement(replace(cluster, options=(*cluster.options, *slower)), wish)
-    assert len(found.replicas[0].shards) > 1
-    assert found.standby is not None
-    assert [shard.runtime for shard in found.standby.shards] == ["runtime"]
+    plan = plan_placement(replace(cluster, options=(*cluster.options, *slower)), wish)
+    assert len(plan.replicas[0].shards) > 1
+    assert plan.standby is not None
+    assert [shard.runtime for shard in plan.standby.shards] == ["runtime"]

@@ -25,8 +25,8 @@ LINK = LinkProfile("a", "b", 1.0, float("inf"))
 
 
 def round_of(draft: DraftSide | None, depth: int, target: TargetSide = TARGET, load: Workload = LOAD) -> float:
-    found = predict(target, draft, load, depth)
-    return found.round_ms - found.prefill_ms
+    prediction = predict(target, draft, load, depth)
+    return prediction.round_ms - prediction.prefill_ms
 
 
 def test_one_after_the_other_is_the_sum_and_beside_each_other_the_longer() -> None:
@@ -46,9 +46,12 @@ def test_drafts_made_ahead_count_as_far_as_they_follow_the_verification() -> Non
 
 def test_a_cascade_drafts_in_fewer_steps_and_beside_the_target_without_what_is_in_its_process() -> None:
     sure = replace(SURE, cheaper=(CheaperDrafter("suffix", (1.0,)),))
-    found = predict(TARGET, DraftSide(sure, ModelPart(DRAFT)), LOAD, 4)
-    assert (found.draft_ms, found.uncascaded_draft_ms) == pytest.approx((2.0, 4 * 2.0))
-    assert found.goodput_tokens_per_s > predict(TARGET, DraftSide(SURE, ModelPart(DRAFT)), LOAD, 4).goodput_tokens_per_s
+    prediction = predict(TARGET, DraftSide(sure, ModelPart(DRAFT)), LOAD, 4)
+    assert (prediction.draft_ms, prediction.uncascaded_draft_ms) == pytest.approx((2.0, 4 * 2.0))
+    assert (
+        prediction.goodput_tokens_per_s
+        > predict(TARGET, DraftSide(SURE, ModelPart(DRAFT)), LOAD, 4).goodput_tokens_per_s
+    )
     inside = replace(SURE, cheaper=(CheaperDrafter("small", (1.0,), in_process=True),))
     assert predict(TARGET, DraftSide(inside, ModelPart(DRAFT)), LOAD, 4).draft_ms == pytest.approx(2.0)
     assert predict(TARGET, DraftSide(inside, ModelPart(DRAFT), True, LINK), LOAD, 4).draft_ms == pytest.approx(8.0)
@@ -60,9 +63,9 @@ def test_two_readers_of_one_memory_are_no_faster_than_the_memory() -> None:
 
 
 def test_goodput_is_tokens_over_rounds_and_their_share_of_prefill() -> None:
-    found = predict(TARGET, None, replace(LOAD, output_tokens=10), 0)
-    assert found.goodput_tokens_per_s == pytest.approx(1000 / (10.0 + 10.0 / 10))
-    assert found.tpot_ms == pytest.approx(10.0)
+    prediction = predict(TARGET, None, replace(LOAD, output_tokens=10), 0)
+    assert prediction.goodput_tokens_per_s == pytest.approx(1000 / (10.0 + 10.0 / 10))
+    assert prediction.tpot_ms == pytest.approx(10.0)
     drafted = predict(
         TARGET,
         DraftSide(
@@ -95,8 +98,8 @@ def test_one_stream_waits_for_the_sum_of_the_shards_and_many_for_the_slowest() -
     assert verify_ms(halves, LOAD, 0) == pytest.approx(6.0 + 4.0 + 0.5 + 0.5)
     two = replace(halves, sequences=2)
     assert verify_ms(two, LOAD, 0, micro_batches=2) == pytest.approx(2 * 6.0)
-    found = predict(two, None, LOAD, 0)
-    assert found.micro_batches == 1  # both at once cost no more than one here
+    prediction = predict(two, None, LOAD, 0)
+    assert prediction.micro_batches == 1  # both at once cost no more than one here
     by_row = replace(FLAT, cost=StepCost((1.0, 2.0), (10.0, 20.0)))
     apart = TargetSide((ModelPart(by_row, 0.6), ModelPart(by_row, 0.4)), (LINK, LINK), 2)
     assert predict(apart, None, LOAD, 0).micro_batches == 2
@@ -104,9 +107,9 @@ def test_one_stream_waits_for_the_sum_of_the_shards_and_many_for_the_slowest() -
 
 @pytest.mark.parametrize(("acceptance", "depth"), [(0.0, 0), (0.3, 1), (0.9, 7)])
 def test_the_depth_follows_acceptance_down_to_not_speculating(acceptance: float, depth: int) -> None:
-    found = best_depth(TARGET, DraftSide(DrafterFacts("d", (acceptance,), MODEL), ModelPart(DRAFT)), LOAD)
-    assert found.depth == depth
-    assert found.goodput_tokens_per_s >= found.plain_tokens_per_s
+    prediction = best_depth(TARGET, DraftSide(DrafterFacts("d", (acceptance,), MODEL), ModelPart(DRAFT)), LOAD)
+    assert prediction.depth == depth
+    assert prediction.goodput_tokens_per_s >= prediction.plain_tokens_per_s
 
 
 def test_a_draft_costs_the_rows_that_are_offered_not_those_that_are_allowed() -> None:
@@ -128,10 +131,10 @@ def test_a_policys_figures_are_looked_at_with_its_own_bound_only() -> None:
     deep = best_depth(target, DraftSide(replace(free, by_policy=True)), LOAD)
     assert deep.depth == 0, "with its own bound it is slower than no drafts"
     kept = DrafterFacts("text", (0.9, 0.9, 0.9), coverage=0.5, offered=(0.5, 0.5, 0.2, 0.0), by_policy=True)
-    found = best_depth(TARGET, DraftSide(kept), LOAD)
-    assert found.depth == 2, "what its drafts have on average"
+    prediction = best_depth(TARGET, DraftSide(kept), LOAD)
+    assert prediction.depth == 2, "what its drafts have on average"
     whole = predict(TARGET, DraftSide(kept), LOAD, LOAD.depth_bound)
-    assert found.goodput_tokens_per_s == whole.goodput_tokens_per_s
+    assert prediction.goodput_tokens_per_s == whole.goodput_tokens_per_s
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 10.0), st.integers(1, 8))
@@ -161,7 +164,7 @@ def test_a_draft_that_is_less_sure_than_its_target_makes_the_prediction_less_sur
 ) -> None:
     target = TargetSide((ModelPart(replace(FLAT, cost=replace(FLAT.cost, error=of_target))),))
     draft = DraftSide(SURE, ModelPart(replace(DRAFT, cost=replace(DRAFT.cost, error=of_draft))))
-    found = predict(target, draft, LOAD, depth).error
-    assert of_target <= found <= max(of_target, of_draft)
-    assert (found > of_target) == (of_draft > of_target) or found == pytest.approx(of_target)
+    error = predict(target, draft, LOAD, depth).error
+    assert of_target <= error <= max(of_target, of_draft)
+    assert (error > of_target) == (of_draft > of_target) or error == pytest.approx(of_target)
     assert predict(target, draft, LOAD, 0).error == of_target

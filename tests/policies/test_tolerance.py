@@ -161,10 +161,10 @@ def test_the_wanted_acceptance_rate_is_reached():
         drafter = (target + rng.normal(0, 1.5, VOCABULARY)).astype(np.float32)
         draft, proposal = propose(drafter, sampling, position, position)
         rows = np.stack([target, target])
-        found = verify_draft(rows, [draft], sampling, position, proposals=[proposal], delta=state.delta)
+        verified = verify_draft(rows, [draft], sampling, position, proposals=[proposal], delta=state.delta)
         if state.delta is not None:
-            accepted, judged = accepted + found.accepted, judged + 1
-        state = calibrate_tolerance(state, found.gaps, ToleranceGoal(0.9, 500, 10.0), greedy=False)
+            accepted, judged = accepted + verified.accepted, judged + 1
+        state = calibrate_tolerance(state, verified.gaps, ToleranceGoal(0.9, 500, 10.0), greedy=False)
     assert accepted / judged == pytest.approx(0.9, abs=0.03)
 
 

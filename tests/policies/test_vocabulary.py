@@ -19,20 +19,20 @@ def test_a_vocabulary_is_identical_to_itself(words):
 
 @given(words=WORDS, one=PADDING, other=PADDING)
 def test_padding_at_the_end_is_no_difference(words, one, other):
-    found = compare([*words, *one], [*words, *other])
-    assert found.match is (Match.IDENTICAL if one == other else Match.PADDED)
-    assert (found.target_size, found.draft_size) == (len(words) + len(one), len(words) + len(other))
+    comparison = compare([*words, *one], [*words, *other])
+    assert comparison.match is (Match.IDENTICAL if one == other else Match.PADDED)
+    assert (comparison.target_size, comparison.draft_size) == (len(words) + len(one), len(words) + len(other))
 
 
 @given(words=WORDS, padding=PADDING, at=st.integers(0, 19), other=st.text(alphabet="xyz", min_size=1, max_size=3))
 def test_the_first_id_that_means_something_else_is_named(words, padding, at, other):
     at = min(at, len(words))
     changed = [*words[:at], other, *words[at + 1 :]]
-    found = compare([*words, *padding], changed)
-    assert found.match is Match.DIFFERS
-    assert found.first == at
-    assert found.draft_text == other
-    assert found.target_text == ([*words, *padding, None])[at]
+    comparison = compare([*words, *padding], changed)
+    assert comparison.match is Match.DIFFERS
+    assert comparison.first == at
+    assert comparison.draft_text == other
+    assert comparison.target_text == ([*words, *padding, None])[at]
     turned = compare(changed, [*words, *padding])
     assert (turned.match, turned.first, turned.target_text) == (Match.DIFFERS, at, other)
 
@@ -51,6 +51,6 @@ def test_both_directions_agree(one, other):
     ],
 )
 def test_the_difference_is_told_in_one_line(target, draft, words):
-    told = compare(target, draft).words()
-    assert words in told
-    assert "\n" not in told
+    text = compare(target, draft).words()
+    assert words in text
+    assert "\n" not in text

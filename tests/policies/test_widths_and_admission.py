@@ -52,13 +52,13 @@ _SECONDS = st.floats(0.0, 1e4)
     waited_s=_SECONDS,
 )
 def test_the_next_end_is_expected_by_what_is_measured(ends_gap_s, service_s, slots, left_s, waited_s):
-    found = expect_gap_s(ends_gap_s=ends_gap_s, service_s=service_s, slots=slots, left_s=left_s, waited_s=waited_s)
-    assert found >= waited_s
+    gap_s = expect_gap_s(ends_gap_s=ends_gap_s, service_s=service_s, slots=slots, left_s=left_s, waited_s=waited_s)
+    assert gap_s >= waited_s
     measured = [
         one for one in (ends_gap_s, None if service_s is None or not slots else service_s / slots) if one is not None
     ]
-    assert found <= max([waited_s, min(measured) if measured else left_s or 0.0])
+    assert gap_s <= max([waited_s, min(measured) if measured else left_s or 0.0])
     more = expect_gap_s(
         ends_gap_s=ends_gap_s, service_s=service_s, slots=max(1, slots) * 2, left_s=left_s, waited_s=waited_s
     )
-    assert more <= found or not slots
+    assert more <= gap_s or not slots
