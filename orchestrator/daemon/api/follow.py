@@ -57,7 +57,7 @@ def enter_trial(
         ttft_ms, tpot_ms = (None if each is None else each * _MS_PER_S for each in (done.ttft_s, done.tpot_s))
         trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance, agreement=done.agreement)
 
-    return submits, VariantReport(entry.arm.value, end_trial_entry) if entry.counted else None
+    return submits, VariantReport(entry.variant.value, end_trial_entry) if entry.counted else None
 
 
 class RequestRecord:

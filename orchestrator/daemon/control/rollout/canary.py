@@ -1,7 +1,7 @@
 """The canary's trial: which variant a request is served by, what is known of both, and how it ends.
 
 A request's variant follows from its id and is sent with it, so that a worker that goes on with it serves it the same
-way. Figures are folded in until something is decided; from then on every new request gets the arm that was decided for.
+way. Figures are folded in until something is decided; from then on every new request gets the variant that won.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class CanaryEntry(NamedTuple):
     """A request that was taken in. `counted`: its figures belong to the trial of this number. `restarts` of workers
     when it came: what waited for one says nothing of its variant."""
 
-    arm: CanaryVariant
+    variant: CanaryVariant
     counted: bool
     trial: int
     restarts: int
 
 
 class TrialState(msgspec.Struct, frozen=True):
-    """`number` counts trials of one configuration. `arms`: figures by the arm's name, until it was decided."""
+    """`number` counts trials of one configuration. `arms`: figures by the variant's name, until it was decided."""
 
     number: int = 0
     phase: str = TRIAL
@@ -128,19 +128,21 @@ class CanaryTrial:
         bound = names_rule and (self._terms.acceptance is not None or submit.sampling.rule not in _IDENTICAL_RULES)
         part = not demands and not bound
         if state.phase == PROMOTED:
-            arm = CanaryVariant.CANARY
+            variant = CanaryVariant.CANARY
         elif state.phase == TRIAL and part:
-            arm = arm_of(submit.request_id, share=self._terms.share, salt=f"{self._salt}{state.number}")
+            variant = arm_of(submit.request_id, share=self._terms.share, salt=f"{self._salt}{state.number}")
         else:
-            arm = CanaryVariant.CONTROL
+            variant = CanaryVariant.CONTROL
         view = self._control.view()
-        counted = part and not any(draft.phase == STARTING for draft in view.drafts)  # an arm may lack its drafts yet
-        entry = CanaryEntry(arm, counted, state.number, view.totals.restarts)
-        if arm is CanaryVariant.CANARY and self._terms.acceptance is not None and not names_rule:
+        counted = part and not any(
+            draft.phase == STARTING for draft in view.drafts
+        )  # a variant may lack its drafts yet
+        entry = CanaryEntry(variant, counted, state.number, view.totals.restarts)
+        if variant is CanaryVariant.CANARY and self._terms.acceptance is not None and not names_rule:
             submit = msgspec.structs.replace(
                 submit, sampling=replace(submit.sampling, acceptance=self._terms.acceptance)
             )
-        return msgspec.structs.replace(submit, variant=arm.value), entry
+        return msgspec.structs.replace(submit, variant=variant.value), entry
 
     def end_entry(
         self,
@@ -158,17 +160,17 @@ class CanaryTrial:
         if entry.restarts == view.totals.restarts:
             arms = {CanaryVariant(name): figures for name, figures in state.arms.items()}
             observed = observe_request_figures(
-                arms.get(entry.arm, Figures()),
+                arms.get(entry.variant, Figures()),
                 ttft_ms=ttft_ms,
                 tpot_ms=tpot_ms,
                 acceptance=acceptance,
                 agreement=agreement,
             )
-            self._state = msgspec.structs.replace(state, arms={**state.arms, entry.arm.value: observed})
+            self._state = msgspec.structs.replace(state, arms={**state.arms, entry.variant.value: observed})
         if failed := self._describe_failed_drafter(view):
             self._decide(CanaryMove.ROLL_BACK, "drafter", "drafter", failed)
         elif self._terms.by_rule:
-            self._follow_the_rule(entry.arm)
+            self._follow_the_rule(entry.variant)
         if self._clock.monotonic_s() - self._saved_s >= _SAVED_EVERY_S:
             self.save()
 
@@ -183,12 +185,12 @@ class CanaryTrial:
                 return f"the worker of its drafter {draft.name} failed: {draft.detail}"
         return ""
 
-    def _follow_the_rule(self, arm: CanaryVariant) -> None:
+    def _follow_the_rule(self, variant: CanaryVariant) -> None:
         verdict = decide_canary(self._arms, self._terms.rule)
         seen = {each: figures.ttft_ms.seen for each, figures in self._arms.items()}
         fewest = min(seen.values())
         last = seen[CanaryVariant.CANARY] >= self._terms.rule.most_requests
-        due = last or (seen[arm] == fewest and looks(fewest, self._terms.rule))
+        due = last or (seen[variant] == fewest and looks(fewest, self._terms.rule))
         if verdict.move is CanaryMove.ROLL_BACK or (verdict.move is CanaryMove.PROMOTE and due):
             self._decide(
                 verdict.move, "rule", verdict.figure, self._why(verdict.figure, verdict.interval), verdict.interval
@@ -196,10 +198,10 @@ class CanaryTrial:
 
     @property
     def _arms(self) -> dict[CanaryVariant, Figures]:
-        return {arm: self._state.arms.get(arm.value, Figures()) for arm in CanaryVariant}
+        return {variant: self._state.arms.get(variant.value, Figures()) for variant in CanaryVariant}
 
     def _why(self, figure: str, interval: Interval) -> str:
-        control, canary = (self._arms[arm] for arm in (CanaryVariant.CONTROL, CanaryVariant.CANARY))
+        control, canary = (self._arms[variant] for variant in (CanaryVariant.CONTROL, CanaryVariant.CANARY))
         counts = f"{canary.ttft_ms.seen} requests of the canary and {control.ttft_ms.seen} others"
         if figure == "agreement":
             return (
@@ -263,7 +265,7 @@ class CanaryTrial:
             by_rule=terms.by_rule,
             rule=terms.rule,
             decision=state.decision,
-            arms={arm.value: figures for arm, figures in arms.items()},
+            arms={variant.value: figures for variant, figures in arms.items()},
             differences={
                 name: difference(getattr(arms[CanaryVariant.CANARY], name), getattr(arms[CanaryVariant.CONTROL], name))
                 for name in Figures._fields
