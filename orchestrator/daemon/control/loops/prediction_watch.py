@@ -32,7 +32,7 @@ class DecodeRound:
 
 class PredictionWatch:
     """Of one running plan. `places`: the number in the plan of each replica, by the replica's own. `profiles` compares
-    rounds with the profiles of `first` themselves, corrections left out."""
+    rounds with the profiles themselves, corrections left out."""
 
     def __init__(self, running: PlanProposal, policy: DriftPolicy) -> None:
         self.profiles = ProfileWatch(running, policy.tolerance, policy.marked_after_s)
@@ -49,17 +49,17 @@ class PredictionWatch:
         """The plan's replicas run in these places, in its order. They share the requests that others had."""
         self.places = {engine: number for number, engine in enumerate(engines)}
         self._tokens_per_s = [0.0 for _ in engines]
-        self.share_requests(self._request_loads)
+        self._share_requests(self._request_loads)
 
-    def share_requests(self, loads: Sequence[RequestLoad]) -> None:
+    def take_requests(self, before: PredictionWatch) -> None:
+        self._share_requests(before._request_loads)
+
+    def _share_requests(self, loads: Sequence[RequestLoad]) -> None:
         """The plan's replicas have the requests that others had together, each the same part."""
         known = [load for load in loads if load.is_known]
         each = sum(load.sequences for load in known) / max(1, len(self.places))
         load = RequestLoad(each, max((load.rounds_ms for load in known), default=0.0))
         self._request_loads = [load] * len(self.places)
-
-    def take_requests(self, before: PredictionWatch) -> None:
-        self.share_requests(before._request_loads)
 
     def set_running(self, running: PlanProposal) -> None:
         """Another plan runs: compare with what that predicts."""
