@@ -356,17 +356,8 @@ class PlanKeeper:
     async def _plan_without(self) -> None:
         """Make the plan for the devices as they are now."""
         out, plan = self._refusing, self.proposal.plan
-        lacking = sorted(self._obstacles.list_in_use(plan))
         hosts = {host.name for host in self._first.cluster.hosts}
-        before = {host.name for host in self.proposal.cluster.hosts}
-        words = {place: "has no" if place in self._obstacles.lacking else "refuses" for place in lacking}
-        happened = [
-            *(f"{host} has left" for host in sorted(before - hosts)),
-            *(f"{host} has come" for host in sorted(hosts - before)),
-            *(f"{part} refuses work" for part in sorted(out)),
-            *(f"{device} {words[device, runtime]} {runtime}" for device, runtime in lacking),
-        ]
-        news = ", ".join(happened) or "all devices take work again"
+        news = self._obstacles.describe_news(plan, {host.name for host in self.proposal.cluster.hosts}, hosts, out)
         _log.warning("%s: planning again", news)
         reached = [
             self._reach(replica, max(self._corrections.get(key_of(shard), 1.0) for shard in replica.shards))

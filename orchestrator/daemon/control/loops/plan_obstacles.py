@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
 from orchestrator.config.target import THIS_NODE
@@ -87,3 +87,16 @@ class PlanObstacles:
         out = self.list_in_use(plan)
         places = [{(shard.device, shard.runtime) for shard in replica.shards} for replica in plan.replicas]
         return [replica for replica, used in zip(plan.replicas, places, strict=True) if not used & out]
+
+    def describe_news(self, plan: Plan, before: Set[str], hosts: Set[str], refusing: Set[str]) -> str:
+        """Return what a plan does without, or has again, in a line. `before` and `hosts`: those that it was made for,
+        and those of now; `refusing`: parts that refuse work."""
+        lacking = sorted(self.list_in_use(plan))
+        words = {place: "has no" if place in self.lacking else "refuses" for place in lacking}
+        happened = [
+            *(f"{host} has left" for host in sorted(before - hosts)),
+            *(f"{host} has come" for host in sorted(hosts - before)),
+            *(f"{part} refuses work" for part in sorted(refusing)),
+            *(f"{device} {words[device, runtime]} {runtime}" for device, runtime in lacking),
+        ]
+        return ", ".join(happened) or "all devices take work again"
