@@ -24,7 +24,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from orchestrator.config.load import load_config
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.recommend.decode import read_prompts

@@ -91,7 +91,7 @@ def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
     from adapters import registry
     from device_profiles.profile import FAST, Precision
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.planning.worker_options import engine_options
+    from orchestrator.fitting.worker_options import engine_options
     from orchestrator.worker.measuring.prompts import MeasurementError
     from policies.models.quantization import AS_FILE
 

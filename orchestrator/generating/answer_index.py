@@ -18,8 +18,8 @@ from orchestrator.daemon.draft_store.codec import DamagedValue, decode_answer
 from orchestrator.daemon.draft_store.disk_store import read_values
 from orchestrator.daemon.draft_store.port import StoreFailed
 from orchestrator.errors import ConfigError
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.generating.document_index import find_target, load_store_tokenizer, write_store
-from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.packed_tokens import unpack_tokens
 from orchestrator.worker.loading.prepared import OnProgress
 

@@ -11,7 +11,7 @@ from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_from
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import ModelOptions
 from orchestrator.worker.drafting.passages import write_passages
 from orchestrator.worker.loading.prepared import OnProgress, load_own_tokenizer

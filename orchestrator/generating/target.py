@@ -8,9 +8,9 @@ from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import PACKAGE_PREFIX
 from device_profiles.profile import Exactness
 from orchestrator.config.drafts import SuffixDraft
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.generating.data import TargetFacts
 from orchestrator.generating.document_index import find_target
-from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import LoadedSource
 

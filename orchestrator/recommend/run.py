@@ -13,7 +13,7 @@ from adapters.contract import AdapterError
 from orchestrator.config.drafts import AnyDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import OutriderError
-from orchestrator.planning.worker_options import depth_of, engine_options
+from orchestrator.fitting.worker_options import depth_of, engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.recommend.candidates import Candidate, chain_candidates, format_drafts, list_candidates

@@ -16,7 +16,7 @@ from adapters.invariance import fingerprint_bits
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.native import NativeLibrary
 from orchestrator.config.load import load_config
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.loading.prepared import silent

@@ -16,7 +16,7 @@ from orchestrator.daemon.cluster.inventory import (
     list_differences,
 )
 from orchestrator.daemon.cluster.measure import MOST_PATHS, pack_paths, sample_paths, share_work
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.measuring import ProfileJob
 from tests.support.config import parse_config
 

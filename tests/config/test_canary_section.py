@@ -9,7 +9,7 @@ import pytest
 from orchestrator.config.canary_kept import differences, to_keep
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
-from orchestrator.planning.worker_options import draft_specs, engine_options, worker_specs
+from orchestrator.fitting.worker_options import draft_specs, engine_options, worker_specs
 from tests.support.config import parse_config
 
 HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\ncluster: {runtime: local}\n"

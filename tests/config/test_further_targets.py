@@ -9,7 +9,7 @@ import pytest
 from orchestrator.config.load import load_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 
 HEAD = "model: {source: 'simulated:toy', adapter: simulated, name: first}\nmodels:\n"
 ONE = "  - source: 'simulated:toy?shift=1'\n    adapter: simulated\n    name: second\n"

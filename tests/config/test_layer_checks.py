@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import ModelDraftOptions
 from tests.support import tiny_gguf
 

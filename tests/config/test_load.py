@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
-from orchestrator.planning.worker_options import draft_specs, engine_options, list_draft_pools, worker_specs
+from orchestrator.fitting.worker_options import draft_specs, engine_options, list_draft_pools, worker_specs
 from orchestrator.protocol.load_options import EngineOptions
 from policies.serving.draft_pool import PoolSize
 from policies.serving.slo import Objective, Objectives

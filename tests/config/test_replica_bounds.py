@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
+from orchestrator.fitting.worker_options import draft_specs, engine_options, worker_specs
 from orchestrator.planning.wanted import start_replicas
-from orchestrator.planning.worker_options import draft_specs, engine_options, worker_specs
 from tests.support.config import parse_config
 
 HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\n"

@@ -14,8 +14,8 @@ from orchestrator.config.load import list_draft_notes, load_config, parse_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.bootstrap.reload import FileStanding
 from orchestrator.errors import ConfigError
+from orchestrator.fitting.worker_options import draft_specs, engine_options
 from orchestrator.planning.wanted import build_request_from_config
-from orchestrator.planning.worker_options import draft_specs, engine_options
 from tests.support.tiny_llama_files import RECURRENT, write_llama_file
 
 DRAFTS = (

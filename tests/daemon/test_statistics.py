@@ -14,9 +14,9 @@ import pytest
 from adapters.tokenizer import load_tokenizer
 from adapters.vocabulary import vocabulary_from
 from device_profiles.workload import vocabulary_fingerprint
+from orchestrator.fitting.worker_options import draft_specs, engine_options
 from orchestrator.generating.counts import build_entries, count_contexts, list_positions
 from orchestrator.generating.data import Text
-from orchestrator.planning.worker_options import draft_specs, engine_options
 from orchestrator.protocol.load_options import DraftWorkerOptions
 from orchestrator.worker.drafting.statistics import StatisticsCard, write_statistics
 from orchestrator.worker.loading.draft_worker import list_cheaper

@@ -14,7 +14,7 @@ from adapters.model_store import ModelStore
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.worker.drafting.model import ModelDrafter

@@ -9,7 +9,7 @@ import pytest
 
 from adapters.contract import CapacityError, ModelRefused, OutOfMemory
 from orchestrator.config.load import load_config
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions, ModelOptions
 from orchestrator.worker.loading import models
 from orchestrator.worker.loading.engine import NOTHING_KNOWN, ready_of

@@ -13,7 +13,7 @@ from adapters.hf_directory import open_weights
 from adapters.quality import add_quality, read_quality
 from orchestrator.config.model import ClusterConfig, Store
 from orchestrator.config.target import Target
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.loading.prepared import silent
 from orchestrator.worker.measuring.quality import list_stored_quality, measure_quality

@@ -11,7 +11,7 @@ import pytest
 from adapters.model_identity import ModelIdentity
 from orchestrator.config.load import load_config
 from orchestrator.config.sources import FoundSources
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import RemoteOptions
 from orchestrator.worker.loading.drafters import Remotes, build_drafter
 from orchestrator.worker.loading.models import load_target

@@ -14,7 +14,7 @@ from device_profiles.memory import MemoryPlan
 from device_profiles.units import GIB, MIB
 from orchestrator.config.load import load_config
 from orchestrator.fitting.room import check_room, refuse_for_room
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.loading.prepared import silent
 from tests.support.control_groups import memory_group, run_in_group

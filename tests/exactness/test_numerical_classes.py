@@ -17,8 +17,8 @@ from device_profiles.profile import Precision
 from device_profiles.store import ProfileStore
 from orchestrator.config.load import load_config
 from orchestrator.daemon.control.state import unlike
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.machine.devices import class_mark_of, find_device, join_marks, threads_on
-from orchestrator.planning.worker_options import engine_options
 from orchestrator.worker.loading.class_words import cost_ratio, describe_choice, describe_rejected
 from orchestrator.worker.loading.engine import NOTHING_KNOWN, ready_of
 from orchestrator.worker.loading.models import load_target

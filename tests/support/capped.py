@@ -28,7 +28,7 @@ from adapters.model_store import ModelStore
 from adapters.variant import Variant
 from device_profiles.numerical_class import ClassFinding, NumericalClass
 from orchestrator.config.load import load_config
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.worker.loading import numerical_classes
 from orchestrator.worker.loading.child_work import OnLook

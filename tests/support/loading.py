@@ -9,7 +9,7 @@ import msgspec
 
 from adapters.contract import AdapterError
 from orchestrator.config.load import load_config
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.events import Failed
 from orchestrator.protocol.failures import describe_loading_failure
 from orchestrator.worker.loading.models import load_target

@@ -12,7 +12,7 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.control.port import Control
 from orchestrator.daemon.control.rollout.canary import CanaryTerms, CanaryTrial, TrialFile
-from orchestrator.planning.worker_options import CANARY_PREFIX, depth_of
+from orchestrator.fitting.worker_options import CANARY_PREFIX, depth_of
 from policies.serving.canary import PromotionRule
 
 _NAME_BYTES = 8

@@ -11,7 +11,7 @@ from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import Placement
 from orchestrator.daemon.control.events import StandbySpec
-from orchestrator.planning.worker_options import engine_options, worker_specs
+from orchestrator.fitting.worker_options import engine_options, worker_specs
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.failover.standby import Readiness
 

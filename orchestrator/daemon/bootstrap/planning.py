@@ -25,6 +25,7 @@ from orchestrator.daemon.bootstrap.start_specs import build_start_specs
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.fitting.device_layers import tell_device_layers
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.launch.homes import sum_orphans_bytes
 from orchestrator.machine.devices import LocalDevices, list_devices_here
 from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device
@@ -38,7 +39,6 @@ from orchestrator.planning.profiling.work import Work, list_unfit, profile_store
 from orchestrator.planning.proposal import PlanProposal, build_proposal, propose_estimated, propose_here
 from orchestrator.planning.stored import MeasuredHardware
 from orchestrator.planning.wanted import PlanError, PlanRequest, build_request_from_config, start_replicas
-from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.contract import WorkerSpec
 from policies.speculation.state import COLD_DEPTH
 

@@ -27,6 +27,7 @@ from orchestrator.daemon.bootstrap.tracing import INSTALL as INSTALL_OTEL
 from orchestrator.daemon.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
 from orchestrator.errors import ConfigError, WorkerError
 from orchestrator.fitting.precision import variant
+from orchestrator.fitting.worker_options import read_static_shapes
 from orchestrator.launch.ray_settings import (
     JOB_LIBRARIES,
     JOB_SERVER_WAY_OUT,
@@ -35,7 +36,6 @@ from orchestrator.launch.ray_settings import (
     require_token,
 )
 from orchestrator.machine.devices import effective_device
-from orchestrator.planning.worker_options import read_static_shapes
 from policies.models.quantization import AS_FILE, PrecisionRequest, list_unmet
 
 _FORMATS: Final = ("weights", "activations", "kv_cache_precision")

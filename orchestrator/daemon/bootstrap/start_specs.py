@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.config.model import ClusterConfig
-from orchestrator.planning.worker_options import draft_specs, engine_options, worker_specs
+from orchestrator.fitting.worker_options import draft_specs, engine_options, worker_specs
 from orchestrator.protocol.contract import WorkerSpec
 from policies.speculation.state import COLD_DEPTH
 

@@ -16,8 +16,8 @@ from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.daemon.control.rollout.replica_diff import leave_name
 from orchestrator.daemon.control.rollout.retune import match_retunable
 from orchestrator.errors import WorkerError
+from orchestrator.fitting.worker_options import list_draft_pools
 from orchestrator.planning.proposal import PlanProposal
-from orchestrator.planning.worker_options import list_draft_pools
 from orchestrator.protocol.contract import WorkerSpec
 from policies.planning.plan import Plan, diff
 from policies.serving.draft_pool import PoolSize

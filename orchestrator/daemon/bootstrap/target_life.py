@@ -51,10 +51,10 @@ from orchestrator.daemon.control.rollout.canary import CanaryTrial
 from orchestrator.daemon.draft_store.control import RecallingControl
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import DaemonError, WorkerError
+from orchestrator.fitting.worker_options import list_draft_pools
 from orchestrator.planning.applied import list_unplaced_drafts
 from orchestrator.planning.basis import plain
 from orchestrator.planning.neighbours import TakenPlace
-from orchestrator.planning.worker_options import list_draft_pools
 from orchestrator.protocol.events import Progress
 from orchestrator.protocol.load_options import ModelOptions
 from orchestrator.protocol.ready import Ready

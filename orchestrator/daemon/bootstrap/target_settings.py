@@ -10,7 +10,7 @@ from orchestrator.daemon.api.served import TargetTerms
 from orchestrator.daemon.control.loops.planner_port import DriftPolicy
 from orchestrator.daemon.control.routing.surroundings import RoutingRules
 from orchestrator.daemon.control.streams.admission import ControlLimits
-from orchestrator.planning.worker_options import objectives_of
+from orchestrator.fitting.worker_options import objectives_of
 from policies.serving.failover.standby import FailoverRules
 from policies.serving.routing import RoutingWeights
 

@@ -29,9 +29,9 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.errors import OutriderError
 from orchestrator.fitting.profile_keys import build_profile_key, find_profile, profiles_in, threads_of
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.machine.devices import effective_device, find_device, mark_of
 from orchestrator.planning.wanted import PlanError
-from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.load_options import ModelDraftOptions, ModelOptions
 from orchestrator.protocol.measuring import CHAT_WORKLOAD, STEPS_S, ProfileJob, job_spec

@@ -8,7 +8,7 @@ import pytest
 from outrider_lab.bench.pairs import list_model_places
 
 from orchestrator.config.load import load_config
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from tests.support import tiny_gguf, tiny_models
 
 

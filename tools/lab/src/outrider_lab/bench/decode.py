@@ -28,7 +28,7 @@ def read_decode_options(config: Path | None, exactness: str, adapter: str, concu
     """Return what the configuration and the flags say. Raises BenchError, ConfigError."""
     from adapters import registry
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.planning.worker_options import engine_options
+    from orchestrator.fitting.worker_options import engine_options
 
     path = config or default_config_path()
     loaded = load_config(path)

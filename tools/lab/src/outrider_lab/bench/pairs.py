@@ -17,7 +17,7 @@ from adapters.contract import AdapterError
 from adapters.model_source import refuse_runtime
 from device_profiles.units import MIB
 from orchestrator.errors import OutriderError
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import (
     DraftOptions,
     EngineOptions,

@@ -16,8 +16,8 @@ from device_profiles.profile import Exactness
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.load import default_config_path, load_config, store_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.generating.data import DataError
-from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.recommend.decode import read_prompts
 from orchestrator.recommend.ways import Way

@@ -15,7 +15,7 @@ import msgspec
 from rich.progress import Progress
 
 from orchestrator.config.load import default_config_path, load_config
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.recommend.decode import encode_prompts
 from orchestrator.recommend.record import ModeRun, measure_decoding

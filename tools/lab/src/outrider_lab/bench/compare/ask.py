@@ -11,7 +11,7 @@ import msgspec
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.config.target import AUTO, WeightsPrecision
 from orchestrator.config.without_file import configure_model
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.prepared import prepare_tokenizer_of, silent
 from orchestrator.worker.measuring.canary_aside import leave_out_canary

@@ -18,8 +18,8 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import SystemClock
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import OutriderError
+from orchestrator.fitting.worker_options import draft_specs, engine_options
 from orchestrator.machine.cores import pin_to_cores
-from orchestrator.planning.worker_options import draft_specs, engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.load_options import DraftWorkerOptions, EngineOptions, ModelDraftOptions, RemoteOptions

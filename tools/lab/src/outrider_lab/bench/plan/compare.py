@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import track
 
 from orchestrator.config.model import ClusterConfig
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.planning.profiling.work import Work, profile_store
 from orchestrator.planning.wanted import build_request_from_config
-from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.measuring.rounds import in_turns

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.config.load import default_config_path, load_config
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from orchestrator.worker.measuring.prompts import PromptText

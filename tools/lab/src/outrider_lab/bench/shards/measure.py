@@ -18,7 +18,7 @@ from adapters.tokenizer import Tokenizer, load_tokenizer
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.errors import OutriderError, WorkerError
-from orchestrator.planning.worker_options import engine_options, worker_specs
+from orchestrator.fitting.worker_options import engine_options, worker_specs
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import Cluster, Worker
 from orchestrator.protocol.events import Event, Failed

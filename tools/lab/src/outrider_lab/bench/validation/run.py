@@ -20,7 +20,7 @@ import yaml
 from device_profiles.measured import MeasuredModel
 from orchestrator.config.load import load_config
 from orchestrator.daemon.control.streams.admission import ControlLimits
-from orchestrator.planning.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.measuring.prompts import PromptText
