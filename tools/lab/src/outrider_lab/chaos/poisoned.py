@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.cli.main import main
-from orchestrator.planning import worker_options
+from orchestrator.fitting import worker_options
 from orchestrator.protocol.commands import Command, Submit
 from orchestrator.protocol.contract import Engine, Step
 from orchestrator.protocol.events import Event
