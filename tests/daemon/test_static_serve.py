@@ -18,6 +18,7 @@ def write_config(directory: Path, model: str) -> Path:
     path.write_text(
         f"model: {{source: tiny, name: tiny, {model}}}\n"
         f"drafts: [{{method: model, source: tiny, {STATIC}, static_verify_rows: [1]}}]\n"
+        "speculation: {method: fixed, num_speculative_tokens: 3}\n"  # on a busy machine drafts may not pay
         "cluster: {runtime: local}\nlimits: {kv_cache: 16 MiB, max_running: 2}\n"
         f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\nstore: {{directory: '{directory}/store'}}\n"
     )
