@@ -18,7 +18,7 @@ from device_profiles.units import MIB
 
 _CHUNK_BYTES = MIB
 _DIGEST_BYTES = 16
-_OLD_IDENTITY = 3  # entries of earlier versions have no change time
+_KIND = "blake3"  # an entry of another kind of digest is none
 
 EachChunk = Callable[[int], None]
 """Called with the number of bytes that were read."""
@@ -45,7 +45,7 @@ class DigestCache:
             digest = self._hash(file, identity, progress)
         except OSError as error:
             raise ModelRefused(f"{file.name}: cannot be read ({error.strerror or error})") from error
-        self._remember(key, {"file": identity, "digest": digest})
+        self._remember(key, {"file": identity, _KIND: digest})
         return digest
 
     def recall(self, files: Sequence[Path]) -> str | None:
@@ -66,15 +66,9 @@ class DigestCache:
 
     def _recall(self, key: str, identity: list[int]) -> str | None:
         known = self._read().get(key)
-        if not isinstance(known, dict) or not _is_digest(known.get("digest")):
+        if not isinstance(known, dict) or known.get("file") != identity or not _is_digest(known.get(_KIND)):
             return None
-        digest = str(known["digest"])
-        if known.get("file") == identity:
-            return digest
-        if known.get("file") == identity[:_OLD_IDENTITY]:
-            self._remember(key, {"file": identity, "digest": digest})
-            return digest
-        return None
+        return str(known[_KIND])
 
     def confirm(self, files: Sequence[Path], progress: Progress) -> Path | None:
         """Read files whose digest was only remembered; return one that has other content now, None when none has.
