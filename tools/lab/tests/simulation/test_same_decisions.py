@@ -20,7 +20,7 @@ from outrider_lab.simulation.world import World, build_submit
 from device_profiles.cost import StepCost
 from orchestrator.daemon.control.actions import Send, StartWorker
 from orchestrator.daemon.control.controller import TargetControl
-from orchestrator.daemon.control.events import ControlEvent, StreamOpened, WorkerEnding, WorkerSaid, WorkerStarted
+from orchestrator.daemon.control.events import ControlEvent, StreamOpened, Woke, WorkerEnding, WorkerSaid, WorkerStarted
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import RequestError, WorkerLost
 from orchestrator.protocol.commands import Cancel, Command, Submit
@@ -177,6 +177,8 @@ class ToldDaemon:
                 self.cluster.running[self._names[worker]].said.put_nowait(said)
             case WorkerEnding(worker, cause, kind):
                 self.cluster.running[self._names[worker]].said.put_nowait(WorkerLost(cause, kind=kind))
+            case Woke():  # the daemon's own timer runs by another clock
+                self._control.look()
             case _:
                 pass
 
