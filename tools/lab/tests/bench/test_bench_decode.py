@@ -12,7 +12,8 @@ import pytest
 def toy(tmp_path) -> Path:
     path = tmp_path / "c.yaml"
     path.write_text(
-        f"model: {{source: 'simulated:toy', adapter: simulated}}\nstore: {{directory: '{tmp_path}/store'}}\n"
+        # Drafts pay where a forward takes longer than what a busy machine adds to it.
+        f"model: {{source: 'simulated:toy?base_ms=5', adapter: simulated}}\nstore: {{directory: '{tmp_path}/store'}}\n"
     )
     return path
 
