@@ -130,7 +130,7 @@ class DigestCache:
 def _join_digests(digests: dict[str, str]) -> str:
     if len(digests) == 1:
         return next(iter(digests.values()))
-    return hashlib.blake2b(json.dumps(digests, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(digests, sort_keys=True).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def full_identity(file: Path) -> list[int]:

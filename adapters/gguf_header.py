@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from adapters.content_digest import full_identity
 from adapters.contract import ModelRefused
 from device_profiles.units import MIB
 
@@ -161,23 +162,22 @@ def read_header(path: Path, file_bytes: int | None = None, first_bytes: int = FI
     Raises ModelRefused when the file cannot be read, is not GGUF, of another version, truncated or damaged.
     """
     try:
-        status = path.stat()
-        identity = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        return _read_once(path, identity, file_bytes, first_bytes)
+        return _read_once(path, tuple(full_identity(path)), file_bytes, first_bytes)
     except OSError as error:
         raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
 
 
 @functools.lru_cache(maxsize=2)  # a start reads a model's head some six times, at 0.1 s each
 def _read_once(path: Path, identity: tuple[int, ...], file_bytes: int | None, first_bytes: int) -> GgufHeader:
-    """Return the head of a file that is still what `identity` says. Raises as `parse_header`, and OSError."""
+    """Return the head of a file. `identity` is of the key alone. Raises as `parse_header`, and OSError."""
     with path.open("rb") as file:
+        here = file.seek(0, 2)
 
         def read(count: int) -> bytes:
             file.seek(0)
             return file.read(count)
 
-        return parse_header(path, read, identity[0] if file_bytes is None else file_bytes, first_bytes)
+        return parse_header(path, read, here if file_bytes is None else file_bytes, first_bytes)
 
 
 def parse_header(path: Path, read: Callable[[int], bytes], file_bytes: int, first_bytes: int) -> GgufHeader:

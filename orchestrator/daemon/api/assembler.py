@@ -114,7 +114,7 @@ class AnswerReader:
                 chunk, self._first = await self._first, None
             while chunk == b"":
                 chunk = await self._next()
-        except Exception as error:
+        except Exception as error:  # a refusal or a bug: the status is out, so only the stream can tell it
             self._ended = True
             await self.aclose()
             return self._assembler.fail(error)
@@ -157,7 +157,7 @@ class AnswerReader:
             while (chunk := await self._pull(index)) is not None:
                 self._queue.put_nowait(chunk)
             self._queue.put_nowait(None)
-        except Exception as error:
+        except Exception as error:  # whoever reads the queue raises it
             self._queue.put_nowait(error)
 
     async def _pull(self, index: int) -> bytes | None:

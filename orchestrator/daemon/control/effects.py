@@ -63,7 +63,7 @@ class Observers:
         for observer in self._by_kind.get(type(event), ()):
             try:
                 observer(event)
-            except Exception:
+            except Exception:  # what one does with it is no reason for the others, or for control, to stop
                 _log.exception("an observer failed")
 
 
