@@ -1,4 +1,4 @@
-"""Text to token ids and back; back by what bytes each id stands for (see `token_bytes`)."""
+"""Text to token ids and back; back by what bytes each id stands for (see `token_texts`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import msgspec
 
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guard_messages
 from adapters.contract import ModelRefused
-from adapters.control_tokens import ControlTokens
 from adapters.min_tokens import MinTokens, measure_min_tokens
-from adapters.token_bytes import TokenTextDecoder, join_bytes, list_token_bytes
+from adapters.token_texts import ControlTokens, TokenTextDecoder, join_bytes, list_token_bytes
 from adapters.tokenizer_files import (
     FORMAT,
     META_FILE,

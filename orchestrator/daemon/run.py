@@ -29,11 +29,11 @@ from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.app import ApiSettings, create_app
 from orchestrator.daemon.api.audit import AuditLog
 from orchestrator.daemon.api.batches.service import BatchService
-from orchestrator.daemon.api.connections import Connections
+from orchestrator.daemon.api.body_work import DeadlyBodies
+from orchestrator.daemon.api.connections import Connections, Server
 from orchestrator.daemon.api.dashboard.routes import install_dashboard
-from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
 from orchestrator.daemon.api.keys import Keys, name_key
-from orchestrator.daemon.api.listening import Server, listen_tcp, listen_unix, serving
+from orchestrator.daemon.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.daemon.api.metrics.page import MetricsPage
 from orchestrator.daemon.api.resume import KeptAnswers
 from orchestrator.daemon.api.served import ServedModel

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from orchestrator.daemon.api.acceptance import AcceptanceBounds
-from orchestrator.daemon.api.fingerprint import system_fingerprint
+from orchestrator.daemon.api.question import system_fingerprint
+from orchestrator.daemon.api.translate import AcceptanceBounds
 from tests.api.support import READY, ScriptedControl, app_over, client_of
 from tests.support.ready import change_ready
 

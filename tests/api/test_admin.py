@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 
-from orchestrator.daemon.api.acceptance import AcceptanceBounds
 from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.admin.targets import AdminTarget
+from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.control.port import Totals
 from orchestrator.protocol.rounds import Gauges
 from tests.api.support import READY, ScriptedControl

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
-from orchestrator.daemon.api.assembler import AnswerAssembler
+from orchestrator.daemon.api.answer_stream import AnswerAssembler
 from orchestrator.daemon.api.doors.messages.writer import MessageWriter
-from orchestrator.daemon.api.fingerprint import AnswerSource
 from orchestrator.daemon.api.follow import RequestRecord
 from orchestrator.daemon.api.metrics.collector import Metrics
-from orchestrator.daemon.api.question import AnswerHead, AnswerWriter
+from orchestrator.daemon.api.question import AnswerHead, AnswerSource, AnswerWriter
 from orchestrator.daemon.api.responses import Envelope
 from orchestrator.daemon.api.streaming import Answer, Choice, TextAssembler
 from orchestrator.daemon.api.wire import ChatRequest, StreamOptions

@@ -16,8 +16,8 @@ from openai import AsyncOpenAI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orchestrator.daemon.api import connections
+from orchestrator.daemon.api.answer_stream import EventStream, KeepAlive
 from orchestrator.daemon.api.connections import ConnectionLimits, Connections, raise_open_files
-from orchestrator.daemon.api.event_stream import EventStream, KeepAlive
 from orchestrator.daemon.api.listening import listen_tcp, serving
 from orchestrator.errors import RequestError
 from tests.api.support import ScriptedControl, app_over

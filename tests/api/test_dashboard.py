@@ -26,8 +26,8 @@ from orchestrator.daemon.api.dashboard.failovers import FailoverTimeline
 from orchestrator.daemon.api.dashboard.routes import Dashboard, install_dashboard
 from orchestrator.daemon.api.dashboard.static_files import HEADERS, read_static_files
 from orchestrator.daemon.api.dashboard.viewers import Viewers
+from orchestrator.daemon.api.follow import LifeMark, RequestLives
 from orchestrator.daemon.api.keys import Keys
-from orchestrator.daemon.api.request_lives import LifeMark, RequestLives
 from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, StateView, Totals
 from tests.api.support import READY, HandClock, ScriptedControl, app_over, serving
 from tests.api.test_keys import ASK, key_file

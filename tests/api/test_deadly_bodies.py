@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
-from orchestrator.daemon.api import deadly_bodies
+from orchestrator.daemon.api import body_work
 from orchestrator.daemon.api.app import ApiSettings, create_app
-from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
+from orchestrator.daemon.api.body_work import DeadlyBodies
 from orchestrator.daemon.api.served import ServedTarget, TargetTerms
 from orchestrator.errors import RequestError
 from tests.api.support import _SANDBOX, HandClock, ScriptedControl, serving
@@ -164,7 +164,7 @@ async def test_bodies_behind_a_suspect_may_be_sent_again_and_are_not_too_large(t
 def test_a_loss_of_power_and_a_broken_record_blame_nobody(tmp_path, monkeypatch):
     daemons = Daemons(tmp_path)
     daemons.die_over(b"deadly")
-    monkeypatch.setattr(deadly_bodies, "_BOOT_ID", tmp_path / "boot")
+    monkeypatch.setattr(body_work, "_BOOT_ID", tmp_path / "boot")
     (tmp_path / "boot").write_text("another boot\n")
     daemons.die_over(b"deadly")
     assert daemons.read(b"deadly")

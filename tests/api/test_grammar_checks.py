@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from orchestrator.daemon.api import translate
-from orchestrator.daemon.api.chat_messages import Message
+from orchestrator.daemon.api.conversation import Message
 from orchestrator.daemon.api.grammar_checks import GrammarChecks
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import RequestError

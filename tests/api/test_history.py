@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from adapters.chat_template import ChatTemplate
 from adapters.tokenizer import Tokenizer
-from orchestrator.daemon.api.chat_messages import Message
+from orchestrator.daemon.api.conversation import Message
 from tests.api.support import TOKENIZER, app_over, client_of, serving
 from tests.api.test_tools import CHAT, TWICE, answering, prompt_of
 

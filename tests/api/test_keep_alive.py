@@ -16,7 +16,8 @@ import pytest
 from starlette.types import Message
 
 from orchestrator.clock import SystemClock
-from orchestrator.daemon.api.event_stream import COMMENT, KeepAlive
+from orchestrator.daemon.api.answer_stream import KeepAlive
+from orchestrator.daemon.api.question import COMMENT
 from orchestrator.daemon.journal.book import AnswerBook, BookLimits
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit

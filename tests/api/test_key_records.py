@@ -13,8 +13,8 @@ from starlette.routing import Route
 
 from orchestrator.config.keys_change import create_key, hash_plain_keys, revoke_key
 from orchestrator.config.keys_file import SCOPES
-from orchestrator.daemon.api.access import Access
 from orchestrator.daemon.api.audit import AuditLog
+from orchestrator.daemon.api.gates import Access
 from orchestrator.daemon.api.keys import OPEN_ROUTES, Keys
 from orchestrator.daemon.control.port import ReplicaView, StateView, Totals
 from orchestrator.errors import ConfigError

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.daemon.api.assembler import AnswerAssembler, AnswerReader
-from orchestrator.daemon.api.fingerprint import AnswerSource
+from orchestrator.daemon.api.answer_stream import AnswerAssembler, AnswerReader
 from orchestrator.daemon.api.follow import RequestRecord
 from orchestrator.daemon.api.logprobs import Echo, chat_logprobs, completion_logprobs
 from orchestrator.daemon.api.metrics.collector import Metrics
-from orchestrator.daemon.api.question import AnswerHead
+from orchestrator.daemon.api.question import AnswerHead, AnswerSource
 from orchestrator.daemon.api.responses import Envelope
 from orchestrator.daemon.api.streaming import Answer, Choice, Piece, TextAssembler
 from orchestrator.daemon.api.wire import StreamOptions

@@ -10,8 +10,8 @@ import httpx
 import msgspec
 import pytest
 
-from orchestrator.daemon.api.fingerprint import system_fingerprint
-from orchestrator.daemon.api.liveness import Liveness
+from orchestrator.daemon.api.question import system_fingerprint
+from orchestrator.daemon.api.served import Liveness
 from orchestrator.daemon.control.port import StateView
 from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.api.support import CONTEXT_TOKENS, READY, TOKENIZER, HandClock, ScriptedControl, app_over, client_of, serving

@@ -15,9 +15,8 @@ from fastapi import FastAPI
 
 from orchestrator.daemon.api.doors.blocks import BlockBuilder
 from orchestrator.daemon.api.doors.responses.store import ResponseStore, StoreBounds
-from orchestrator.daemon.api.fingerprint import AnswerSource
 from orchestrator.daemon.api.keys import Keys
-from orchestrator.daemon.api.question import AnswerHead
+from orchestrator.daemon.api.question import AnswerHead, AnswerSource
 from orchestrator.daemon.api.streaming import Piece
 from orchestrator.daemon.api.wire import ChatRequest
 from tests.api.support import TOKENIZER, HandClock, ScriptedControl, app_over, client_of, serving

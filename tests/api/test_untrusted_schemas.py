@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from adapters.chat_template import ChatTemplate
-from orchestrator.daemon.sandbox.sandbox import Sandbox
-from orchestrator.daemon.sandbox.templates import SandboxedTemplate
+from orchestrator.daemon.sandbox.sandbox import Sandbox, SandboxedTemplate
 from tests.api.support import _SANDBOX, READY, TOKENIZER, ScriptedControl, app_over, serving
 from tests.api.test_overload import Watched
 from tests.support.ready import change_ready

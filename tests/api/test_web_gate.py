@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from orchestrator.config.load import load_config
-from orchestrator.daemon.api.access import Access
+from orchestrator.daemon.api.gates import Access
 from orchestrator.daemon.api.keys import Keys
 from orchestrator.errors import ConfigError
 from tests.api.support import ScriptedControl, app_over, serving

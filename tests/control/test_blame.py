@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.daemon.control.events import QuarantineReleased, StreamOpened, Woke, WorkerSaid
-from orchestrator.daemon.control.routing.exclusions import TRIAL_PATIENCE_S
+from orchestrator.daemon.control.routing.route_choice import TRIAL_PATIENCE_S
 from orchestrator.daemon.control.step import step
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit

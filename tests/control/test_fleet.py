@@ -18,8 +18,8 @@ from orchestrator.daemon.control.replicas.replicas import Rank, Replica
 from orchestrator.daemon.control.routing.affinity import PrefixHolders, SeenPrefixes, block_keys
 from orchestrator.daemon.control.routing.route_choice import choose_route
 from orchestrator.daemon.control.routing.router import Router
-from orchestrator.daemon.control.routing.routes import format_route
 from orchestrator.daemon.control.step import step
+from orchestrator.daemon.control.streams.request_history import format_route
 from orchestrator.daemon.control.streams.streams import Stream
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState

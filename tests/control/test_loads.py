@@ -13,9 +13,9 @@ from device_profiles.device_load import CoreLoad, DeviceLoad
 from orchestrator.daemon.control.actions import LogLine, TellLoads
 from orchestrator.daemon.control.events import ClusterOpened, LoadObserved, Woke, WorkerSaid, WorkersChosen
 from orchestrator.daemon.control.routing.loads import STALE_S, LoadBoard, name_device
-from orchestrator.daemon.control.routing.routes import RouteBook
 from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.step import step
+from orchestrator.daemon.control.streams.request_history import RouteBook
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DrafterState

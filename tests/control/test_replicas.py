@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.daemon.api.liveness import Liveness
+from orchestrator.daemon.api.served import Liveness
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.port import ReplicaView
 from orchestrator.daemon.control.streams.admission import ControlLimits

@@ -47,7 +47,7 @@ from orchestrator.daemon.control.events import (
 )
 from orchestrator.daemon.control.health.health import Part
 from orchestrator.daemon.control.replicas.replicas import Rank
-from orchestrator.daemon.control.routing.exclusions import TRIAL_PATIENCE_S
+from orchestrator.daemon.control.routing.route_choice import TRIAL_PATIENCE_S
 from orchestrator.daemon.control.state import FAILED, RESTARTING, add_totals
 from orchestrator.daemon.control.state import READY as READY_PHASE
 from orchestrator.daemon.control.step import State, step

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from orchestrator.daemon.api.event_stream import COMMENT
+from orchestrator.daemon.api.question import COMMENT
 from tests.support.daemon import configuration, running
 
 ASK = {"model": "toy", "prompt": "The sea#", "max_tokens": 60, "temperature": 0, "stream": True}

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.serving.narrowing import IDLE_KINDS, KINDS, PER_KIND, STEP, Kind, Narrowing, step_of
-from policies.serving.replica_load import ReplicaPace, add_paces
-from policies.serving.shared_pace import PaceSum
+from policies.serving.replica_load import PaceSum, ReplicaPace, add_paces
 
 changes = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 5), st.integers(0, 9), st.sampled_from(["put", "load", "drop"])),

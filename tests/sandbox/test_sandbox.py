@@ -21,10 +21,8 @@ import psutil
 import pytest
 
 from adapters.chat_template import ChatTemplate, TemplateError
-from orchestrator.daemon.sandbox.children import JobEnded
 from orchestrator.daemon.sandbox.jobs import send_job
-from orchestrator.daemon.sandbox.sandbox import Sandbox
-from orchestrator.daemon.sandbox.templates import SandboxedTemplate
+from orchestrator.daemon.sandbox.sandbox import JobEnded, Sandbox, SandboxedTemplate
 from orchestrator.errors import RequestError
 from tests.support.untrusted import DEADLY
 from tests.support.waiting import until
@@ -144,7 +142,7 @@ _ASKING = f"""
 import os, sys, time
 kept = os.open({str(Path(__file__))!r}, os.O_RDONLY); os.set_inheritable(kept, True)
 from orchestrator.daemon.sandbox.sandbox import Sandbox
-from orchestrator.daemon.sandbox.templates import SandboxedTemplate
+from orchestrator.daemon.sandbox.sandbox import SandboxedTemplate
 from adapters.chat_template import ChatTemplate
 sandbox = Sandbox(600.0)
 assert sandbox.do("grammar", {GOOD!r}, 60.0) == ""

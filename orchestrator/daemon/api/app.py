@@ -17,8 +17,8 @@ from structlog.contextvars import get_contextvars
 
 from orchestrator.clock import Clock
 from orchestrator.daemon.api import errors, probes, tokenize, translate
-from orchestrator.daemon.api.access import Access, install_gates
 from orchestrator.daemon.api.admin.over_tcp import AdminOverTcp
+from orchestrator.daemon.api.answer_stream import AnswerAssembler, AnswerReader, EventStream, KeepAlive, unless_gone
 from orchestrator.daemon.api.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -27,40 +27,50 @@ from orchestrator.daemon.api.answers import (
     Model,
     ModelList,
 )
-from orchestrator.daemon.api.assembler import AnswerAssembler, AnswerReader
 from orchestrator.daemon.api.batches.inside import ask_inside
 from orchestrator.daemon.api.batches.routes import install_batch_routes
 from orchestrator.daemon.api.batches.service import BatchService
 from orchestrator.daemon.api.batches.store import BatchStore
-from orchestrator.daemon.api.body_bounds import read_body, refuse_oversized
+from orchestrator.daemon.api.body_bounds import BodyBudget, read_body, refuse_oversized
+from orchestrator.daemon.api.body_work import DeadlyBodies, WorkLanes
 from orchestrator.daemon.api.connections import Connections
-from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
 from orchestrator.daemon.api.docs_page import install_docs_page
 from orchestrator.daemon.api.doors.messages.routes import install_messages_routes
 from orchestrator.daemon.api.doors.responses.routes import install_responses_routes
 from orchestrator.daemon.api.doors.responses.store import ResponseStore, StoreBounds
-from orchestrator.daemon.api.event_stream import EventStream, KeepAlive, unless_gone
-from orchestrator.daemon.api.fingerprint import describe_source
-from orchestrator.daemon.api.follow import RequestRecord, VariantReport, enter_trial
+from orchestrator.daemon.api.follow import RequestLives, RequestRecord, VariantReport, enter_trial
+from orchestrator.daemon.api.gates import (
+    NO_TELEMETRY,
+    Access,
+    HeadRequests,
+    RequestScope,
+    TraceScope,
+    describe_traced,
+    install_gates,
+    mark_followed,
+    mark_traced,
+)
 from orchestrator.daemon.api.grammar_checks import GrammarChecks
-from orchestrator.daemon.api.grammars import write_grammar
 from orchestrator.daemon.api.keys import OWNER, Keys, check_owner, limits_of
-from orchestrator.daemon.api.liveness import Liveness
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.metrics.page import MetricsPage
 from orchestrator.daemon.api.openapi import describe, operation
 from orchestrator.daemon.api.port import TokenizerPort
-from orchestrator.daemon.api.question import AnswerHead, AnswerWriter, Question, ReadQuestion, rename_parameters
-from orchestrator.daemon.api.request_lives import RequestLives
-from orchestrator.daemon.api.request_scope import HeadRequests, RequestScope, mark_followed
+from orchestrator.daemon.api.question import (
+    AnswerHead,
+    AnswerWriter,
+    Question,
+    ReadQuestion,
+    describe_source,
+    rename_parameters,
+)
 from orchestrator.daemon.api.responses import read_chat, read_completion
 from orchestrator.daemon.api.resume import KeptAnswers, Resumption, wants_names
-from orchestrator.daemon.api.served import ServedModel, ServedModels, ServedTarget
-from orchestrator.daemon.api.shares import BodyBudget, KeyShares
+from orchestrator.daemon.api.served import Liveness, ServedModel, ServedModels, ServedTarget
+from orchestrator.daemon.api.shares import KeyShares
 from orchestrator.daemon.api.streaming import Choice, choices_of
-from orchestrator.daemon.api.trace_scope import NO_TELEMETRY, TraceScope, describe_traced, mark_traced
+from orchestrator.daemon.api.translate import write_grammar
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
-from orchestrator.daemon.api.work_lanes import WorkLanes
 from orchestrator.daemon.batches.lines import BatchLine
 from orchestrator.daemon.batches.run import Answer
 from orchestrator.daemon.control.port import Control
@@ -83,7 +93,7 @@ class ApiSettings:
     """Bounds of the API: of one body, of its part beside the prompt, of its grammar, and of all bodies that are read or
     translated at a time; how long that may take; and what one key may have (0: no limit). `log_words`: the log has
     requests' and answers' text, and what bugs say. `keys`: None asks for none. `access`: what else is asked of those
-    who use the API. `stalled_after_s`: see liveness. `headers_after_s`, `keep_alive_s`: see event_stream.
+    who use the API. `stalled_after_s`: see served.Liveness. `headers_after_s`, `keep_alive_s`: see answer_stream.
     `vllm_metric_names`: see metrics. `connections`: those of the server, for the metrics.
     `stored_responses`: how many of `/v1/responses` are kept. `tracing`: None: no spans."""
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import h11
 import psutil
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.telemetry import get_logger
@@ -28,6 +31,7 @@ _RESERVED_FILES = 256
 _HURRIED_WRITE_S = 5.0
 _LINGER_S = 2.0
 _MOST_LINGERING = 128
+_WAITING_CONNECTIONS = 4096
 
 Phase = Literal["idle", "head", "body", "answer"]
 _log = get_logger(__name__)
@@ -285,3 +289,43 @@ class WatchedProtocol(H11Protocol):
         if self._write_deadline is not None:
             self._write_deadline.cancel()
             self._write_deadline = None
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the daemon drains first."""
+
+    def stop_listening(self) -> None:
+        """Take no more connections in. Where somebody else holds the socket too, the kernel keeps them for the next
+        daemon."""
+        for listener in self.servers if self.started else []:
+            listener.close()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    handshake_timeout_s: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, with a deadline for the handshakes of TLS: before they end no protocol knows the connection."""
+        config, loop = self.config, asyncio.get_running_loop()
+        deadline_s = self.handshake_timeout_s if config.ssl is not None else None
+
+        def create_protocol() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        self.servers = []
+        for listener in sockets or []:
+            server = await loop.create_server(
+                create_protocol,
+                sock=listener,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=deadline_s,
+            )
+            self.servers.append(server)
+            listener.listen(_WAITING_CONNECTIONS)  # the kernel keeps those that are not taken in at once
+        self.started = True

@@ -158,7 +158,7 @@ def _instead(path: str) -> str:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer everything that goes wrong in the shape of its API; bugs are request_scope's."""
+    """Answer everything that goes wrong in the shape of its API; bugs are those of gates.RequestScope."""
 
     async def handle_request_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestError)  # noqa: S101  # registered for this type

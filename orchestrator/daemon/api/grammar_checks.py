@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from orchestrator.clock import Clock
-from orchestrator.daemon.api.grammars import describe_size
+from orchestrator.daemon.api.body_work import PATIENCE_S, miss_turn
 from orchestrator.daemon.api.tools.grammar import ANSWER_RULE, name_tool
-from orchestrator.daemon.api.work_lanes import PATIENCE_S, miss_turn
-from orchestrator.daemon.sandbox.children import JobEnded
-from orchestrator.daemon.sandbox.sandbox import Sandbox
+from orchestrator.daemon.api.translate import describe_size
+from orchestrator.daemon.sandbox.sandbox import JobEnded, Sandbox
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Grammar
 from orchestrator.side_lane import SideLane

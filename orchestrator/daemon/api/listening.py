@@ -19,53 +19,12 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from orchestrator.daemon.api.connections import SEND_BUFFER_BYTES, Connections, WatchedProtocol
+from orchestrator.daemon.api.connections import SEND_BUFFER_BYTES, Connections, Server, WatchedProtocol
 from orchestrator.errors import DaemonError
 
 _SERVER_GRACE_S = 5
 _ACCEPTED_AT_ONCE = 32
 """Connections that the event loop takes in before it looks after anything else: asyncio's `backlog` is that, too."""
-_WAITING_CONNECTIONS = 4096
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the daemon drains first."""
-
-    def stop_listening(self) -> None:
-        """Take no more connections in. Where somebody else holds the socket too, the kernel keeps them for the next
-        daemon."""
-        for listener in self.servers if self.started else []:
-            listener.close()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    handshake_timeout_s: float | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, with a deadline for the handshakes of TLS: before they end no protocol knows the connection."""
-        config, loop = self.config, asyncio.get_running_loop()
-        deadline_s = self.handshake_timeout_s if config.ssl is not None else None
-
-        def create_protocol() -> asyncio.Protocol:
-            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
-                config=config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-            return made
-
-        self.servers = []
-        for listener in sockets or []:
-            server = await loop.create_server(
-                create_protocol,
-                sock=listener,
-                ssl=config.ssl,
-                backlog=config.backlog,
-                ssl_handshake_timeout=deadline_s,
-            )
-            self.servers.append(server)
-            listener.listen(_WAITING_CONNECTIONS)  # the kernel keeps those that are not taken in at once
-        self.started = True
 
 
 @asynccontextmanager

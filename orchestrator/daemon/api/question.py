@@ -1,30 +1,111 @@
-"""Between a route and the decode loop: how a body was read, and what writes its answer. Each API has a form of both.
+"""Between a route and the decode loop: how a body was read, what writes its answer, and what that says of its source.
+Each API has a form of both.
 
 Whatever the form, a request goes one way: tokens, seeds, grammars, limits, keys and metrics are the same for all.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from importlib.metadata import version
+from typing import Any, Final, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
 
-from orchestrator.daemon.api.acceptance import HEADER
-from orchestrator.daemon.api.event_stream import COMMENT
-from orchestrator.daemon.api.fingerprint import STANDBY_HEADER, AnswerSource
 from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.resume import EventCursor
 from orchestrator.daemon.api.served import ServedModels
-from orchestrator.daemon.api.speculation import headers_of
 from orchestrator.daemon.api.streaming import Answer, Piece
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
+from orchestrator.daemon.control.port import StateView
 from orchestrator.errors import RequestError
+from orchestrator.protocol.ready import Ready
 from policies.sampling import Rule
 from policies.serving.overrides import EffectiveBound
+
+ACCEPTANCE_HEADER = "X-Outrider-Acceptance"
+SPECULATION_HEADER = "X-Outrider-Speculation"
+STANDBY_HEADER = "X-Outrider-Standby"
+COMMENT: Final = b": keep-alive\n\n"
+"""An event that readers of server-sent events leave out, as the standard says."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSource:
+    """Which worker said it: its `fingerprint`, and where it is a standby its name, with whether its bits are the
+    target's ("standby; bits=same")."""
+
+    fingerprint: str | None
+    standby: str = ""
+
+
+def describe_source(view: StateView, engine: int, rule: Rule) -> AnswerSource:
+    """Return what an answer says of the replica that its tokens come from."""
+    replica = next((replica for replica in view.replicas if replica.engine == engine), None)
+    if replica is None or replica.ready is None:
+        return AnswerSource(system_fingerprint(view.ready, rule))
+    standby = f"{replica.name}; bits={'other' if replica.unlike else 'same'}" if replica.standby else ""
+    return AnswerSource(system_fingerprint(replica.ready, rule), standby)
+
+
+def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | None:
+    """Return "fp_" and 12 hex digits over the effective state of the worker.
+
+    The state is model file and vocabulary, weights, activations and KV cache formats, runtime and device, exactness,
+    and this program's version. None before the first worker is ready.
+
+    Drafters, depths and bounds are left out: they do not change the output. Under the rules "rejection" and "tolerance"
+    they do, and there the rule, the drafters and the depth count too. But the drafts themselves are not in it. With
+    `exactness: kernel` the rest of the batch is not in it either.
+    """
+    if ready is None:
+        return None
+    parts: tuple[str, ...] = (
+        ready.model.name,
+        ready.model.vocabulary_fingerprint,
+        ready.model.digest,
+        ready.precision.weights,
+        ready.precision.activations,
+        ready.precision.kv_cache,
+        ready.device.adapter,
+        ready.device.name,
+        ready.device.full_name,
+        ready.precision.exactness,
+        str(ready.precision.row_invariant),
+        ready.precision.numerical_class,
+        f"static {ready.model.context_tokens}" if ready.device.static_widths else "dynamic",
+        version("outrider"),
+    )
+    if rule in ("rejection", "tolerance"):
+        parts += (rule, *ready.drafting.drafters, str(ready.drafting.max_depth))
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def describe_effective_speculation(bound: EffectiveBound | None) -> dict[str, Any] | None:
+    """Return what holds as a `speculative_config`, whose word it was, and whether the operator's bounds cut it."""
+    if bound is None:
+        return None
+    return {
+        "method": "auto" if bound.most else "off",
+        "num_speculative_tokens": bound.most if bound.fixed else None,
+        "max_speculative_tokens": None if bound.fixed else bound.most,
+        "by": bound.by.value,
+        "cut": bound.cut,
+    }
+
+
+def _headers_of(bound: EffectiveBound | None) -> dict[str, str]:
+    """Return the same as a header."""
+    if bound is None:
+        return {}
+    name = "num_speculative_tokens" if bound.fixed else "max_speculative_tokens"
+    cut = "; cut" if bound.cut else ""
+    return {SPECULATION_HEADER: f"{f'{name}={bound.most}' if bound.most else 'off'}; by={bound.by.value}{cut}"}
+
 
 _T = TypeVar("_T")
 TellSource = Callable[[int], AnswerSource]
@@ -72,7 +153,7 @@ class AnswerWriter(ABC):
         """Return what the answer's headers say of it, with the bound of its drafts (None: not known). A standby is
         named once a replica was observed."""
         standby = {STANDBY_HEADER: self.source.standby} if self._observed and self.source.standby else {}
-        return {HEADER: self._head.rule, **headers_of(speculation), **standby}
+        return {ACCEPTANCE_HEADER: self._head.rule, **_headers_of(speculation), **standby}
 
     def ping(self) -> bytes:
         """Return what may stand between any two events, and says nothing."""

@@ -11,9 +11,8 @@ from starlette.responses import Response
 from orchestrator.daemon.api.errors import body_of, parse_body
 from orchestrator.daemon.api.logprobs import ScoredToken, chat_logprobs, completion_logprobs
 from orchestrator.daemon.api.port import TokenizerPort
-from orchestrator.daemon.api.question import AnswerHead, AnswerWriter, Question
+from orchestrator.daemon.api.question import AnswerHead, AnswerWriter, Question, describe_effective_speculation
 from orchestrator.daemon.api.resume import CALLS, END, OPENING, TEXT
-from orchestrator.daemon.api.speculation import describe_effective_speculation
 from orchestrator.daemon.api.streaming import Answer, Piece
 from orchestrator.daemon.api.tools.calls import whole_calls
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, StreamOptions

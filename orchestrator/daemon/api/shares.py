@@ -60,7 +60,7 @@ class KeyShares:
         most = self._own(owner)[0] or self._most
         if most and use.live >= most:
             text = f"this key has {use.live} requests live, as many as it may (limits.max_requests_per_key)"
-            raise _refusal(text, "key_requests", use.mean_s / use.live)
+            raise build_refusal(text, "key_requests", use.mean_s / use.live)
         self.check_tokens(owner)
         use.live += 1
         begun_s = self._clock.monotonic_s()
@@ -75,7 +75,7 @@ class KeyShares:
         use, per_minute = self._find(owner), self._minute_of(owner)
         if per_minute and use.tokens_left <= 0.0:
             text = f"this key has used its {per_minute} tokens a minute (limits.max_tokens_per_minute_per_key)"
-            raise _refusal(text, "key_tokens", (1.0 - use.tokens_left) * _S_PER_MINUTE / per_minute)
+            raise build_refusal(text, "key_tokens", (1.0 - use.tokens_left) * _S_PER_MINUTE / per_minute)
 
     def spend(self, owner: str, tokens: int) -> None:
         """Charge tokens to a key. They may be more than it has: then it waits for longer."""
@@ -117,42 +117,7 @@ class ShareGate:
             await self._app(scope, receive, send)
 
 
-@dataclass(slots=True)
-class BodyBudget:
-    """Bytes of bodies that are read and translated at one time, of all requests together: `most`."""
-
-    most: int
-    held: int = 0
-    refused: int = 0
-
-    @contextmanager
-    def hold(self) -> Iterator[BodyShare]:
-        """Give a request its share; it is given back in the end."""
-        share = BodyShare(self)
-        try:
-            yield share
-        finally:
-            share.resize(0)
-
-
-@dataclass(slots=True)
-class BodyShare:
-    """What one request has of the budget."""
-
-    budget: BodyBudget
-    size: int = 0
-
-    def resize(self, size: int) -> None:
-        """Take in all so many bytes. Raises RequestError where there are not as many."""
-        more = size - self.size
-        if more > 0 and self.budget.held + more > self.budget.most and self.budget.held > self.size:
-            self.budget.refused += 1
-            raise _refusal("too many bytes of request bodies are being read (limits.max_bodies)", "bodies_full", 1.0)
-        self.budget.held += more
-        self.size = size
-
-
-def _refusal(message: str, code: str, after_s: float) -> RequestError:
+def build_refusal(message: str, code: str, after_s: float) -> RequestError:
     return RequestError(
         message,
         status=HTTPStatus.TOO_MANY_REQUESTS,

@@ -1,4 +1,4 @@
-"""Tokens to text: the choices of a request, incremental decoding, calls and stop strings, and what an answer cost."""
+"""Tokens to text: incremental decoding, stop strings and calls, the choices of a request, and what an answer cost."""
 
 from __future__ import annotations
 
@@ -12,13 +12,77 @@ import msgspec
 
 from orchestrator.daemon.api.logprobs import Echo, ScoredToken
 from orchestrator.daemon.api.port import StreamDecoder, TokenizerPort
-from orchestrator.daemon.api.stops import StopSearch, find_control_stops
-from orchestrator.daemon.api.tools.calls import CallBegins, Part, Text, ToolCallParser, join_pieces, render_parts
+from orchestrator.daemon.api.tools.calls import (
+    CallBegins,
+    Part,
+    Text,
+    ToolCallParser,
+    join_pieces,
+    measure_begun,
+    render_parts,
+)
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import DEADLINE, Delta, RequestStats
 from policies.sampling.logprobs import TokenScore
 from policies.serving.overrides import EffectiveBound
+
+
+class StopSearch:
+    """Cuts text before the first stop string: the one that is complete first, the longest of those that end together.
+
+    Text that could still become a stop string is held back, so nothing that was given out is ever retracted. Places
+    count characters. A stop string ends the text only where it ends behind `quiet_end`; it may begin before.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.quiet_end = 0
+        self.stop: str | None = None
+        self.cut_at = 0
+
+    @property
+    def held(self) -> int:
+        """How many characters are held back."""
+        return len(self._held)
+
+    def push(self, text: str, place: int) -> str:
+        """Return what this text, which begins at `place`, makes certain. It goes on where the last one ended. Behind a
+        stop string, which is then in `stop` and began at `cut_at`, it is what stands before that."""
+        text, place = self._held + text, place - len(self._held)
+        matches = [(start + len(stop), start) for stop in self._stops if (start := self._find(text, stop, place)) >= 0]
+        if matches:
+            end, start = min(matches)
+            self.stop, self._held, self.cut_at = text[start:end], "", place + start
+            return text[:start]
+        keep = measure_begun(text, self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """Return what was held back: the text does not go on."""
+        text, self._held = self._held, ""
+        return text
+
+    def _find(self, text: str, stop: str, place: int) -> int:
+        """Return where a stop string begins that ends behind the quiet text; -1 where none does."""
+        return text.find(stop, max(0, self.quiet_end - place - len(stop) + 1))
+
+
+def find_control_stops(stops: Sequence[str], tokenizer: TokenizerPort) -> dict[int, str]:
+    """Return the stop strings that are a control token's text, by that token. Decoded text never has them."""
+    control_stops: dict[int, str] = {}
+    for stop in stops:
+        ids = tokenizer.encode(stop, special=True)
+        if (
+            len(ids) == 1
+            and not tokenizer.decode(ids)
+            and tokenizer.token_bytes(ids[0]).decode("utf-8", "replace") == stop
+        ):
+            control_stops[ids[0]] = stop
+    return control_stops
+
 
 UNFINISHED_CALL = "unfinished_call"
 """The `stop_reason` of an answer that the model itself ended within a call."""

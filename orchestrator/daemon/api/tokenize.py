@@ -10,16 +10,22 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from orchestrator.daemon.api import errors
-from orchestrator.daemon.api.body import Body
 from orchestrator.daemon.api.body_bounds import refuse_oversized
-from orchestrator.daemon.api.chat_messages import Effort, Message, TemplateKeywords, collect_keywords
-from orchestrator.daemon.api.known_fields import keep_known
+from orchestrator.daemon.api.conversation import (
+    MAX_TOOLS,
+    Body,
+    Effort,
+    Message,
+    OfferedTool,
+    TemplateKeywords,
+    collect_keywords,
+)
 from orchestrator.daemon.api.openapi import operation
 from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.question import SharedGround
 from orchestrator.daemon.api.responses import json_response
-from orchestrator.daemon.api.tools.wire import MAX_TOOLS, OfferedTool
 from orchestrator.daemon.api.translate import chat_prompt
+from orchestrator.daemon.api.wire import keep_known
 from orchestrator.errors import ContextExceeded, RequestError
 
 _LEAST_BOUND = 65_536

@@ -1,29 +1,168 @@
-"""Requests to Submit: pure, with every refusal as a RequestError."""
+"""Requests to Submit, with the grammar of their answers and the rule they are judged by. Pure, with every refusal as a
+RequestError."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
 from adapters.chat_template import TemplateEnded, is_failure
 from adapters.contract import AdapterError
-from orchestrator.daemon.api.acceptance import AcceptanceBounds
-from orchestrator.daemon.api.chat_messages import Message, Prediction
-from orchestrator.daemon.api.grammars import WrittenGrammar
+from orchestrator.daemon.api.conversation import Message, Prediction, Tool, render_tool_messages
 from orchestrator.daemon.api.port import TokenizerPort
-from orchestrator.daemon.api.speculation import read_override
-from orchestrator.daemon.api.stops import find_control_stops
-from orchestrator.daemon.api.tools.wire import Tool, render_tool_messages
-from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, Generation, Prompt
+from orchestrator.daemon.api.schemas.prepare import PreparedSchema, prepare_schema
+from orchestrator.daemon.api.schemas.walk import Node, SchemaRefused
+from orchestrator.daemon.api.streaming import find_control_stops
+from orchestrator.daemon.api.tools.grammar import build_calls_or_json_grammar, build_forced_calls_grammar, free_calls
+from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, Generation, Prompt, SpeculativeConfig
 from orchestrator.errors import ContextExceeded, RequestError
-from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.protocol.packed_tokens import pack_tokens
-from policies.sampling import Sampling
-from policies.serving.overrides import Scope
+from policies.sampling import Acceptance, Sampling
+from policies.serving.overrides import Override, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceBounds:
+    """`default` is for requests that name no rule. `tolerance`: requests may ask for the one that is lossy. `stores` of
+    documents that requests may name."""
+
+    default: Acceptance = "coupled"
+    tolerance: bool = False
+    stores: tuple[str, ...] = ()
+
+    @property
+    def tolerance_allowed(self) -> bool:
+        """True where a request may be judged tolerantly."""
+        return self.tolerance or self.default == "tolerance"
+
+    def choose_stores(self, names: list[str] | None) -> list[str] | None:
+        """Return the stores that a request is drafted from; None for all. Raises RequestError for one that there is
+        not."""
+        for name in names or ():
+            if name not in self.stores:
+                known = f"there are {', '.join(self.stores)}" if self.stores else "there are none"
+                raise RequestError(f"there is no store {name!r} of documents: {known}", param="draft_stores")
+        return names
+
+    def choose_rule(self, wanted: Acceptance | None) -> Acceptance:
+        """Return a request's rule. Raises RequestError where the operator does not allow it."""
+        rule = wanted or self.default
+        if rule == "tolerance" and not self.tolerance_allowed:
+            raise RequestError(
+                '\'acceptance\' "tolerance" may change the output and is not allowed here: ask for "coupled" or '
+                '"rejection", or the operator for speculation.allow_tolerance',
+                param="speculative_config.acceptance",
+                code="lossy_not_allowed",
+            )
+        return rule
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenGrammar:
+    """The grammar of an answer; None of one that may be anything. `warnings`: what of the schemas it does not keep."""
+
+    grammar: Grammar | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def write_grammar(
+    request: CompletionRequest | ChatRequest, most_bytes: int, answer_param: str = "response_format"
+) -> WrittenGrammar:
+    """Return the grammar that a request asks for. `answer_param`: what its route calls 'response_format'. Raises
+    RequestError for schemas of more than `most_bytes`, and for one that cannot be kept to."""
+    _refuse_large(request, most_bytes, answer_param)
+    answer = _prepare_answer(request, answer_param)
+    if not isinstance(request, ChatRequest) or not request.offered:
+        return WrittenGrammar() if answer is None else _write("json_schema", json.dumps(answer.schema), [answer])
+    many = request.parallel_tool_calls
+    if request.forced:
+        bound = _prepare_tools(_list_bound(request))
+        many = many and request.tool_choice == "required"
+        text = build_forced_calls_grammar(request.forced, _schemas(bound), many=many)
+        return _write("lark", text, list(bound.values()))
+    bound = _prepare_tools(_list_bound(request))
+    if answer is not None:
+        text = build_calls_or_json_grammar(request.offered, _schemas(bound), answer.schema, many=many)
+        return _write("lark", text, [answer, *bound.values()])
+    if bound:
+        return _write("lark", free_calls(request.offered, _schemas(bound), many=many), list(bound.values()))
+    return WrittenGrammar()
+
+
+def _write(kind: Literal["json_schema", "lark"], text: str, schemas: Sequence[PreparedSchema]) -> WrittenGrammar:
+    return WrittenGrammar(Grammar(kind, text), tuple(warning for schema in schemas for warning in schema.warnings))
+
+
+def _schemas(bound: dict[str, PreparedSchema]) -> dict[str, Node]:
+    return {name: prepared.schema for name, prepared in bound.items()}
+
+
+def describe_size(what: str, size: int, most_bytes: int, param: str) -> RequestError:
+    """Return what refuses a schema or a grammar that is larger than the operator takes."""
+    return RequestError(
+        f"the {what} has {size} bytes; {most_bytes} are taken: send a smaller one, or ask the operator "
+        "for a larger limits.max_grammar",
+        code="schema_too_large",
+        param=param,
+    )
+
+
+def _refuse_large(request: CompletionRequest | ChatRequest, most_bytes: int, answer_param: str) -> None:
+    """Bound what is prepared as what comes of it is bounded."""
+    answer = _find_answer(request)
+    tools = _list_bound(request) if isinstance(request, ChatRequest) else []
+    for what, param, schemas in (
+        ("schema", answer_param, [] if answer is None else [answer]),
+        ("grammar", "tools", [tool.function.schema_of_arguments for tool in tools]),
+    ):
+        try:
+            size = sum(len(json.dumps(schema)) for schema in schemas)
+        except ValueError:  # a number of thousands of digits, which is refused in its own words
+            continue
+        if size > most_bytes:
+            raise describe_size(what, size, most_bytes, param)
+
+
+def _list_bound(request: ChatRequest) -> Sequence[Tool]:
+    """Return the tools whose arguments have to keep to their schemas."""
+    return request.forced or [tool for tool in request.offered if tool.function.strict]
+
+
+def _find_answer(request: CompletionRequest | ChatRequest) -> Node | None:
+    return request.response_format.wanted_schema if request.response_format is not None else None
+
+
+def _prepare_answer(request: CompletionRequest | ChatRequest, param: str) -> PreparedSchema | None:
+    schema = _find_answer(request)
+    if schema is None:
+        return None
+    return _prepare(schema, f"'{param}'", f"the schema of '{param}'", param)
+
+
+def _prepare_tools(tools: Sequence[Tool]) -> dict[str, PreparedSchema]:
+    """Return what the arguments of tools must be, by their names: an object, whatever else a schema allows."""
+    return {
+        name: _prepare(
+            function.schema_of_arguments, f"tool '{name}'", f"the schema of the tool '{name}'", "tools", True
+        )
+        for name, function in ((tool.function.name, tool.function) for tool in tools)
+    }
+
+
+def _prepare(schema: Node, short: str, long: str, param: str, objects: bool = False) -> PreparedSchema:
+    try:
+        prepared = prepare_schema(schema, objects=objects)
+    except SchemaRefused as error:
+        raise RequestError(f"{long} cannot be used: {error}", param=param, code="unsupported_schema") from None
+    return PreparedSchema(prepared.schema, tuple(f"{short}: {warning}" for warning in prepared.warnings))
+
 
 _MASK64 = (1 << 64) - 1
 _LAST_CHOICE = -1e9  # beside any logit; what a grammar forbids is below it
@@ -228,6 +367,16 @@ def _bind_grammar(
         ends = dict.fromkeys(tokenizer.eos_ids - set(submit.stop_tokens), _LAST_CHOICE)
         sampling = dataclasses.replace(sampling, logit_bias=tuple(sorted((dict(sampling.logit_bias) | ends).items())))
     return msgspec.structs.replace(submit, grammar=written.grammar, sampling=sampling)
+
+
+def read_override(config: SpeculativeConfig | None, scope: Scope) -> Override:
+    """Return the override that a `speculative_config` asks for. Without a method, fields that it lacks stay open."""
+    if config is None:
+        return Override(scope)
+    if config.method == "off":
+        return Override(scope, enabled=False, depth=0)
+    depth, most = config.num_speculative_tokens, config.max_speculative_tokens
+    return Override(scope, True if "method" in config.model_fields_set else None, depth, most)
 
 
 def choices(submits: Sequence[Submit], count: int) -> list[Submit]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from orchestrator.daemon.api.acceptance import AcceptanceBounds
 from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.served import ServedModel
+from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.bootstrap.target_life import TargetLife
 from orchestrator.daemon.bootstrap.tracing import connect_tracing, count_spans
 from orchestrator.daemon.tracing.port import TracedDaemon

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from orchestrator.config.drafts import IndexDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.daemon.api.acceptance import AcceptanceBounds
 from orchestrator.daemon.api.metrics.cost_series import HourlyPrice
 from orchestrator.daemon.api.served import TargetTerms
+from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.control.loops.planner_port import DriftPolicy
 from orchestrator.daemon.control.routing.surroundings import RoutingRules
 from orchestrator.daemon.control.streams.admission import ControlLimits

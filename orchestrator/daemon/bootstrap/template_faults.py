@@ -14,8 +14,7 @@ from adapters.tokenizer_hf import read_template as read_hf_template
 from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, describe_place
-from orchestrator.daemon.sandbox.sandbox import Sandbox
-from orchestrator.daemon.sandbox.templates import SandboxedTemplate
+from orchestrator.daemon.sandbox.sandbox import Sandbox, SandboxedTemplate
 from orchestrator.errors import RequestError
 
 _TIMEOUT_S = 5.0

@@ -18,8 +18,7 @@ from adapters.served_model import find_kept
 from adapters.tokenizer import Tokenizer, load_tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import SIMULATED_PREFIX
-from orchestrator.daemon.sandbox.sandbox import Sandbox
-from orchestrator.daemon.sandbox.templates import SandboxedTemplate
+from orchestrator.daemon.sandbox.sandbox import Sandbox, SandboxedTemplate
 from orchestrator.errors import DaemonError, OutriderError
 from orchestrator.protocol.events import Progress
 from orchestrator.protocol.ready import Ready

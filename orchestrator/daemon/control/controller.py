@@ -15,7 +15,7 @@ from device_profiles.device_load import DeviceLoad
 from orchestrator.clock import Clock
 from orchestrator.daemon.control import events
 from orchestrator.daemon.control.drafts.draft_workers import NO_POOLS
-from orchestrator.daemon.control.effects import Effects
+from orchestrator.daemon.control.effects import Effects, Reader, deadline_s, next_item
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.operator_desk import OperatorDesk
@@ -26,7 +26,6 @@ from orchestrator.daemon.control.state import format_progress
 from orchestrator.daemon.control.state_views import StateViews
 from orchestrator.daemon.control.step import State, step
 from orchestrator.daemon.control.streams.admission import Asked, ControlLimits, check_room, refuse_or_pass
-from orchestrator.daemon.control.streams.deadlines import Reader, deadline_s, next_item
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import Cluster, WorkerSpec

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from orchestrator.daemon.api.admin.requests import MOST_NAME
 from orchestrator.daemon.api.admin.targets import AdminTargets
 from orchestrator.daemon.api.audit import note_change
-from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
+from orchestrator.daemon.api.body_work import DeadlyBodies
 from orchestrator.daemon.control.steering_port import QuarantinedView
 from orchestrator.errors import RequestError
 

@@ -19,8 +19,8 @@ from orchestrator.daemon.api import errors
 from orchestrator.daemon.api.admin import canary, daemon, health, quarantine, requests, speculation, workers
 from orchestrator.daemon.api.admin.targets import AdminTarget, AdminTargets
 from orchestrator.daemon.api.audit import AdminAudit, AuditLog
-from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
-from orchestrator.daemon.api.trace_scope import NO_TELEMETRY
+from orchestrator.daemon.api.body_work import DeadlyBodies
+from orchestrator.daemon.api.gates import NO_TELEMETRY
 from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, Totals
 from orchestrator.daemon.control.replicas.shortfall import describe_missing, list_missing, list_wanted
 from orchestrator.daemon.journal.standing import JournalView

@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.daemon.api import errors
 from orchestrator.daemon.api.admin.targets import AdminTargets
-from orchestrator.daemon.api.body import Body
-from orchestrator.daemon.api.speculation import read_override
+from orchestrator.daemon.api.conversation import Body
+from orchestrator.daemon.api.translate import read_override
 from orchestrator.daemon.api.wire import MAX_USER_TAG, SpeculativeConfig
 from orchestrator.daemon.control.port import StateView
 from orchestrator.daemon.control.rollout.canary import CanaryTrial

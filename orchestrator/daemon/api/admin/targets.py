@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from orchestrator.daemon.api.acceptance import AcceptanceBounds
+from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.control.operator_desk import OperatorDesk
 from orchestrator.daemon.control.port import Control
 from orchestrator.daemon.control.rollout.canary import CanaryTrial

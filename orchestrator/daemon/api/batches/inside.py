@@ -61,7 +61,7 @@ async def ask_inside(
             response = await route(Request(scope, receive))
         except RequestError as error:
             return Answer(error.status, body_of(error), request_id, error.retry_after_s)
-        except Exception as error:  # a bug: as request_scope does
+        except Exception as error:  # a bug: as gates.RequestScope does
             failure = unforeseen(error, f"POST {line.url}", words=log_words)
             return Answer(failure.status, body_of(failure), request_id)
     return Answer(response.status_code, json.loads(bytes(response.body)), request_id)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.daemon.api.body import Body
+from orchestrator.daemon.api.conversation import Body
 
 LIVE = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 

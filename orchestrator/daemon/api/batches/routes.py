@@ -22,9 +22,9 @@ from orchestrator.daemon.api.batches.records import (
 )
 from orchestrator.daemon.api.batches.service import INPUT_PURPOSE, BatchService
 from orchestrator.daemon.api.batches.uploads import receive_form
+from orchestrator.daemon.api.body_bounds import unpack_stream
 from orchestrator.daemon.api.keys import OWNER
 from orchestrator.daemon.api.openapi import operation
-from orchestrator.daemon.api.packed_bodies import unpack_stream
 from orchestrator.daemon.api.question import SharedGround
 from orchestrator.errors import RequestError
 

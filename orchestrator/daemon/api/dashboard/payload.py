@@ -12,8 +12,8 @@ from orchestrator.daemon.api.admin.requests import describe_route
 from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.dashboard.cluster_map import build_map
 from orchestrator.daemon.api.dashboard.failovers import FailoverTimeline
+from orchestrator.daemon.api.follow import RequestLife, RequestLives, hide_response_id
 from orchestrator.daemon.api.metrics.collector import Metrics
-from orchestrator.daemon.api.request_lives import RequestLife, RequestLives, hide_response_id
 from orchestrator.daemon.api.served import ServedModel
 from orchestrator.daemon.control.port import PlanView
 from orchestrator.daemon.control.replicas.shortfall import list_missing, list_wanted

@@ -16,7 +16,7 @@ from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.dashboard.payload import DashboardState
 from orchestrator.daemon.api.dashboard.static_files import HEADERS, PAGE, read_static_files
 from orchestrator.daemon.api.dashboard.viewers import EVERY_S, MOST_VIEWERS, Viewers, ViewerStream
-from orchestrator.daemon.api.request_lives import RequestLives
+from orchestrator.daemon.api.follow import RequestLives
 from orchestrator.daemon.api.served import ServedModel
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import LoopGuard

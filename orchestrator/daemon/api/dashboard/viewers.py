@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.clock import Clock
-from orchestrator.daemon.api.event_stream import STREAM_HEADERS, unless_gone
+from orchestrator.daemon.api.answer_stream import STREAM_HEADERS, unless_gone
 from orchestrator.errors import RequestError
 from orchestrator.json_lines import escape_line_ends
 from orchestrator.telemetry import LoopGuard

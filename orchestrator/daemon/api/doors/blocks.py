@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.question import AnswerHead
-from orchestrator.daemon.api.stops import measure_begun
 from orchestrator.daemon.api.streaming import Piece
+from orchestrator.daemon.api.tools.calls import measure_begun
 from orchestrator.daemon.api.wire import ChatRequest
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from orchestrator.daemon.api.batches.records import LIVE
+from orchestrator.daemon.api.body_bounds import BodyBudget
 from orchestrator.daemon.api.connections import Connections
 from orchestrator.daemon.api.metrics.series import Engine, Registered
-from orchestrator.daemon.api.shares import BodyBudget
 from orchestrator.daemon.journal.standing import PROBLEM_KINDS, JournalView
 from orchestrator.daemon.tracing.port import ExportCounts
 

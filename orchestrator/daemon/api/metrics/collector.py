@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from orchestrator.clock import Clock
+from orchestrator.daemon.api.body_bounds import BodyBudget
 from orchestrator.daemon.api.connections import Connections
 from orchestrator.daemon.api.metrics.alert_series import AlertSeries
 from orchestrator.daemon.api.metrics.api_series import (
@@ -26,13 +27,11 @@ from orchestrator.daemon.api.metrics.control_series import (
     ScaleSeries,
 )
 from orchestrator.daemon.api.metrics.cost_series import NO_PRICE, CostSeries, HourlyPrice
-from orchestrator.daemon.api.metrics.recent_speed import PercentileSeries, RecentSpeed
-from orchestrator.daemon.api.metrics.request_timing import RequestTotals, SequenceTiming
+from orchestrator.daemon.api.metrics.request_timing import PercentileSeries, RecentSpeed, RequestTotals, SequenceTiming
 from orchestrator.daemon.api.metrics.series import Engine, Registered
 from orchestrator.daemon.api.metrics.slo_series import ServedRequest, SloSeries
 from orchestrator.daemon.api.metrics.vllm_names import VllmNames
 from orchestrator.daemon.api.metrics.worker_series import TOKEN_COUNTS, DrafterSeries, RoundSeries, WorkerSeries
-from orchestrator.daemon.api.shares import BodyBudget
 from orchestrator.daemon.control.port import Control, ReplicaView, StateView, TrialView
 from orchestrator.protocol.rounds import RoundReport
 from policies.serving.slo import NO_OBJECTIVES, Objectives

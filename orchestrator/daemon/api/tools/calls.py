@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from orchestrator.daemon.api.stops import measure_begun
-
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
@@ -329,3 +327,9 @@ def whole_calls(deltas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
     return calls
+
+
+def measure_begun(text: str, wanted: Sequence[str]) -> int:
+    """Return the length of the longest end of the text that begins one of these."""
+    longest = min(max((len(each) for each in wanted), default=1) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if any(each.startswith(text[-size:]) for each in wanted)), 0)

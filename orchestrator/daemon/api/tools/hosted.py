@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from orchestrator.daemon.api.body import Said
-
 RESPONSES_HOSTED = (
     "web_search",
     "file_search",
@@ -29,13 +27,6 @@ CLIENT_RUN = {
 """How types of tools begin that clients run, and what to offer instead."""
 NO_SERVER_TOOLS = "tools that run on a server are not served here; offer a function"
 FORCED_HOSTED = "'tool_choice' forces a tool that runs on a server, and none do here: offer a function"
-
-
-class HostedTool(Said):
-    """A tool that another server would run: the model is not told of it."""
-
-    type: str
-    name: str | None = None
 
 
 def is_hosted(kind: Any, beginnings: Collection[str]) -> bool:

@@ -9,14 +9,13 @@ from collections import OrderedDict
 from typing import TypeVar
 
 from orchestrator.daemon.control.health.health import HealthBoard, Part
-from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
+from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas, Standing
 from orchestrator.daemon.control.routing.candidates import Candidates
 from orchestrator.daemon.control.routing.loads import LoadBoard
-from orchestrator.daemon.control.routing.standing import Standing
 from orchestrator.daemon.control.state import FAILED, READY
 from policies.serving.failover.health import Health
 from policies.serving.narrowing import PRICED_ALL
-from policies.serving.shared_pace import SharedPaces
+from policies.serving.replica_load import SharedPaces
 
 _WITH_STREAMS = (Rank.SERVING, Rank.RETIRING)
 _WATCHED = (Rank.STANDBY, Rank.JOINING, Rank.SERVING, Rank.RETIRING)

@@ -1,4 +1,4 @@
-"""The replicas there are, and what is known of each. No effects.
+"""The replicas there are, what is known of each, and what was last reckoned of it for routing. No effects.
 
 A replica is one place among them, filled by one target worker after the other. It knows nothing of streams.
 """
@@ -6,9 +6,11 @@ A replica is one place among them, filled by one target worker after the other. 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import chain, count
+from typing import Final
 
 from orchestrator.daemon.control.actions import Action, LogLine
 from orchestrator.daemon.control.health.health import list_parts
@@ -16,7 +18,6 @@ from orchestrator.daemon.control.port import Totals
 from orchestrator.daemon.control.replicas.worker_life import Stage, WorkerLife, WorkerLives
 from orchestrator.daemon.control.routing.affinity import SeenPrefixes
 from orchestrator.daemon.control.routing.loads import name_device
-from orchestrator.daemon.control.routing.standing import Standing
 from orchestrator.daemon.control.state import (
     FAILED,
     TargetState,
@@ -30,8 +31,58 @@ from orchestrator.daemon.control.state import (
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Gauges, RoundReport
+from policies.serving.failover.health import Health
+from policies.serving.overrides import OperatorBounds
 from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, expect_pace
 from policies.serving.routing import Route
+
+_UNKNOWN: Final = ReplicaPace()
+
+
+@dataclass(slots=True, eq=False)
+class Standing:
+    """What was last reckoned of one replica for routing; control.replicas.fleet keeps it true.
+
+    `in_service`: it is to get requests, and has `failed` or not, is `ready` or not,
+    and has `usable` places, as soon as its worker is there. `retires`: it only keeps streams. `serves`: it gets
+    requests and its worker decodes. `decodes`: its worker does, whether it gets any or not. It has `live` streams and
+    so many `places`; its KV cache holds `kv_tokens`, of which `kv_free_tokens` are free. `draft`: what proposes tokens
+    there. `own_ms`: what a token took it by its pace `own_pace` with `own_sequences` at a time. `bounds` of speculation
+    are those for `bounds_for`. `expected_pace`: by its own profile; replicas with the same `alike` are on
+    devices that are alike. `listed`: control.replicas.fleet has it by its parts; `routed`: it may have
+    streams. `health` and `steps` of its pace are those that control.routing.candidates has it by."""
+
+    in_service: bool = False
+    failed: bool = False
+    retires: bool = False
+    ready: bool = False
+    usable: int = 0
+    serves: bool = False
+    decodes: bool = False
+    live: int = 0
+    places: int = 1
+    kv_tokens: int = 0
+    kv_free_tokens: int = 0
+    draft: str = ""
+    own_pace: ReplicaPace | None = None
+    own_sequences: int = 0
+    own_ms: float = 0.0
+    bounds: OperatorBounds | None = None
+    bounds_for: tuple[object, ...] = ()
+    expected_pace: ReplicaPace = _UNKNOWN
+    alike: tuple[str, ...] = ()
+    listed: bool = False
+    routed: bool = False
+    health: Health = Health.HEALTHY
+    steps: tuple[int, ...] = ()
+
+    def find_own_ms(self, pace: ReplicaPace, sequences: int) -> float:
+        """Return what a token takes the replica itself at this pace; 0 where nothing was measured."""
+        if pace is not self.own_pace or sequences != self.own_sequences:
+            self.own_pace, self.own_sequences = pace, sequences
+            self.own_ms = pace.tpot_ms(sequences)
+        return self.own_ms
+
 
 ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
 """The way out where replicas differ."""

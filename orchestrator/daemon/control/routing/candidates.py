@@ -12,8 +12,7 @@ from orchestrator.daemon.control.state import FAILED
 from orchestrator.daemon.control.streams.streams import Stream
 from policies.serving.failover.health import REFUSES, Health
 from policies.serving.narrowing import Kind, Narrowing, step_of
-from policies.serving.replica_load import is_alike, reckon_tpot_ms
-from policies.serving.shared_pace import SharedPaces
+from policies.serving.replica_load import SharedPaces, is_alike, reckon_tpot_ms
 
 MOST_BLOCKS: Final = 1_000_000
 """Of prompts that are remembered of all replicas together."""

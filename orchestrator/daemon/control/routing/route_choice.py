@@ -1,17 +1,201 @@
-"""Prices the replicas for a stream, and chooses by policies.serving.routing. No effects."""
+"""Where a stream may not go, and why; what each replica costs it, and which one policies.serving.routing takes. No
+effects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from device_profiles.units import MS_PER_S
-from orchestrator.daemon.control.replicas.replicas import Replica
+from orchestrator.daemon.control.health.health import HealthBoard, Judgement
+from orchestrator.daemon.control.replicas.fleet import Fleet
+from orchestrator.daemon.control.replicas.replicas import Rank, Replica
 from orchestrator.daemon.control.routing.surroundings import Surroundings
+from orchestrator.daemon.control.state import FAILED
 from orchestrator.daemon.control.streams.streams import Stream, Streams
 from policies.serving.device_load import ALONE
-from policies.serving.replica_load import reckon_tpot_ms
+from policies.serving.failover.health import Health
+from policies.serving.failover.standby import OtherBits
+from policies.serving.replica_load import SharedPaces, reckon_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
-from policies.serving.shared_pace import SharedPaces
+
+TRIAL_PATIENCE_S = 20.0
+"""So long a suspect waits for a worker that has run nothing; then a replica gives up its streams for it."""
+_WELL: Final = Judgement(Health.HEALTHY)
+
+
+class Exclusions:
+    """Which replicas a stream may not go to, and why: as its tokens, the health of parts, suspects and operators have
+    it.
+
+    It is told of a stream's candidates, not of all replicas: of each kind some are among them
+    (policies.serving.narrowing), so what holds of any candidate holds of any replica. `other_bits`: what standbys may
+    do whose tokens can differ. `reserved`: the replica that is emptied for a suspect."""
+
+    def __init__(self, fleet: Fleet, streams: Streams, health: HealthBoard) -> None:
+        self.other_bits: OtherBits = "new_requests"
+        self.reserved = ""
+        self._fleet = fleet
+        self._streams = streams
+        self._health = health
+
+    @property
+    def is_quiet(self) -> bool:
+        return self._health.quiet
+
+    def list_trying(self) -> list[str]:
+        """Return the replicas that try a suspect, or are to."""
+        if not self._streams.has_suspects:
+            return []
+        trial = self._streams.on_trial()
+        return [name for name in (trial.at if trial is not None else "", self.reserved) if name]
+
+    def may_find(self, stream: Stream, kept_at: str) -> bool:
+        """Return whether there may be anything to find: mostly there is not."""
+        particular = stream.kind or stream.failed_at or stream.bound_to or kept_at
+        return bool(particular or not self._health.quiet or not self._fleet.is_plain or self._streams.has_suspects)
+
+    def find_exclusions(
+        self, stream: Stream, every: Sequence[Replica], kept_at: str, now_s: float
+    ) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Return of some candidates why they do not take a stream, and of others why they may be lost. `kept_at`: the
+        replica that has its pages."""
+        judged = self._judge_all(every, now_s)
+        outs = self._rule_out(stream, every, judged, now_s)
+        well = [
+            replica
+            for replica in every
+            if replica.serving and replica.name not in outs and not judged[replica.name].refuses
+        ]
+        wanted = (
+            (stream.bound_to, f"an operator sends it to {stream.bound_to}"),
+            (kept_at, f"its KV cache has gone to {kept_at}"),
+        )
+        for name, passed_over in wanted:
+            if name and any(replica.name == name for replica in well):
+                outs |= {replica.name: outs.get(replica.name, passed_over) for replica in every if replica.name != name}
+        return outs, {name: judgement.why for name, judgement in judged.items() if judgement.state is Health.SUSPECT}
+
+    def list_able(self, stream: Stream, every: Sequence[Replica], now_s: float) -> list[Replica]:
+        """Return the replicas that would take a stream if nothing else ran there."""
+        judged = self._judge_all(every, now_s)
+        outs = self._rule_out(stream, every, judged, now_s, emptied=True)
+        return [replica for replica in every if replica.serving and replica.name not in outs]
+
+    def _judge_all(self, every: Sequence[Replica], now_s: float) -> dict[str, Judgement]:
+        unwell = self._fleet.find_unwell(now_s) if not self._health.quiet else ()
+        return {replica.name: self.judge(replica, unwell, now_s) for replica in every}
+
+    def _rule_out(
+        self,
+        stream: Stream,
+        every: Sequence[Replica],
+        judged: Mapping[str, Judgement],
+        now_s: float,
+        *,
+        emptied: bool = False,
+    ) -> dict[str, str]:
+        """Say of candidates why they do not take a stream. `emptied`: whatever they run counts for nothing."""
+        outs = self._list_unlike(stream, every, judged)
+        bars = {} if emptied else self._bar(stream, every, outs, judged, now_s)
+        outs |= self._list_standing_by(stream, every, outs.keys() | bars.keys(), judged) | bars
+        outs |= {name: judgement.why for name, judgement in judged.items() if judgement.held}
+        well = [
+            replica
+            for replica in every
+            if replica.serving and replica.name not in outs and not judged[replica.name].refuses
+        ]
+        sound = [replica for replica in well if judged[replica.name].state is not Health.HALF_OPEN]
+        for replica in every if well else []:  # what may be broken is better than nothing
+            judgement = judged[replica.name]
+            if judgement.refuses:
+                outs[replica.name] = judgement.why
+            elif judgement.state is Health.HALF_OPEN and sound and self._streams.counts[replica.name]:
+                outs[replica.name] = f"is tried with one stream: {judgement.why}"
+        return outs
+
+    def judge(self, replica: Replica, unwell: Collection[Replica], now_s: float) -> Judgement:
+        """Return how healthy a replica's parts are, of which some are in `unwell`."""
+        if replica not in unwell:
+            return _WELL
+        return self._health.judge(replica.parts, now_s, replica.name)
+
+    def refuses(self, replica: Replica, now_s: float) -> bool:
+        return not self._health.quiet and self.judge(replica, self._fleet.find_unwell(now_s), now_s).refuses
+
+    def _list_unlike(self, stream: Stream, every: Sequence[Replica], judged: Mapping[str, Judgement]) -> dict[str, str]:
+        """Say which candidates are out for what they are and for what the stream is, whatever else they run."""
+        can_go_on = [
+            replica
+            for replica in every
+            if stream.kind and replica.state.phase != FAILED and replica.kind == stream.kind
+        ]
+        if self.other_bits == "streams" and not any(replica.serving for replica in can_go_on):
+            can_go_on = []
+        going_on = set(can_go_on)
+        stay = any(replica.rank is Rank.SERVING for replica in can_go_on)
+        retiring = [replica for replica in every if replica.rank is Rank.RETIRING]
+        outs = {replica.name: "is being replaced" for replica in retiring if stay or replica not in going_on}
+        if can_go_on:
+            others = [replica for replica in every if replica.rank is Rank.SERVING and replica not in going_on]
+            outs |= {replica.name: "its tokens would differ" for replica in others}
+        others = [replica for replica in every if replica.name not in stream.failed_at and replica.name not in outs]
+        if any(replica.serving and not judged[replica.name].held for replica in others):
+            outs |= dict.fromkeys(stream.failed_at, "computed no finite number for it")
+        return outs
+
+    def _list_standing_by(
+        self, stream: Stream, every: Sequence[Replica], outs: Collection[str], judged: Mapping[str, Judgement]
+    ) -> dict[str, str]:
+        """Say of active standbys that they take nothing while the target takes the stream. `outs` do not."""
+        serving = [replica for replica in every if replica.rank is Rank.SERVING]
+        idle = [replica.name for replica in serving if replica.standby and replica.name != stream.bound_to]
+        if not idle:
+            return {}
+        able = [replica for replica in serving if not replica.standby and replica.serving and replica.name not in outs]
+        takes = any(self._takes_more(replica, judged[replica.name]) for replica in able)
+        return dict.fromkeys(idle, "stands by: the target serves") if takes else {}
+
+    def _takes_more(self, replica: Replica, judgement: Judgement) -> bool:
+        """True where a replica may have another stream: of a half-open one's trial there is one."""
+        if judgement.state is Health.HALF_OPEN:
+            return not self._streams.counts[replica.name]
+        return not judgement.refuses
+
+    def _bar(
+        self,
+        stream: Stream,
+        every: Sequence[Replica],
+        outs: Collection[str],
+        judged: Mapping[str, Judgement],
+        now_s: float,
+    ) -> dict[str, str]:
+        """Say of some candidates why they do not take a stream while there are suspects. A suspect goes where nothing
+        but suspects is, to a worker that has run nothing while it can have such a one soon. Nothing else goes there.
+        `outs` do not take the stream anyway."""
+        if not self._streams.has_suspects:
+            return {}
+        if not self._streams.is_suspect(stream):
+            trial = self._streams.on_trial()
+            busy = {trial.at: "tries a suspect"} if trial is not None else {}
+            if self.reserved:
+                busy[self.reserved] = "is to try a suspect"
+            suspect = next((stream for stream in self._streams.due() if self._streams.is_suspect(stream)), None)
+            if suspect is not None:
+                barred = self._rule_out(suspect, every, judged, now_s)
+                fresh = [replica.name for replica in every if not replica.runs and replica.name not in barred]
+                busy = dict.fromkeys(fresh, "is to try a suspect") | busy
+            return busy
+        counts, tries = self._streams.counts, self._streams.count_suspects()
+        bars = {replica.name: "has other requests" for replica in every if counts[replica.name] > tries[replica.name]}
+        coming = [replica for replica in every if replica.name not in outs and not judged[replica.name].refuses]
+        fresh_soon = any(replica.life.coming or (replica.life.running and not replica.runs) for replica in coming)
+        if fresh_soon and now_s - stream.due_s < TRIAL_PATIENCE_S:
+            late = "has run other requests; another worker will have run none"
+            bars |= {replica.name: late for replica in every if replica.runs and not tries[replica.name]}
+        return bars
+
 
 _NO_RISKS: Mapping[str, str] = {}
 

@@ -11,12 +11,11 @@ from orchestrator.daemon.control.health.health import HealthBoard
 from orchestrator.daemon.control.replicas.fleet import Fleet
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
 from orchestrator.daemon.control.routing.affinity import block_keys
-from orchestrator.daemon.control.routing.exclusions import TRIAL_PATIENCE_S, Exclusions
-from orchestrator.daemon.control.routing.route_choice import choose_route
-from orchestrator.daemon.control.routing.routes import RouteBook, RouteText
+from orchestrator.daemon.control.routing.route_choice import TRIAL_PATIENCE_S, Exclusions, choose_route
 from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.streams.kv_moves import KvMoves
 from orchestrator.daemon.control.streams.overrides import ActiveOverrides, bounds_of, resolve_overrides
+from orchestrator.daemon.control.streams.request_history import RouteBook, RouteText
 from orchestrator.daemon.control.streams.streams import Stream, Streams
 from orchestrator.errors import RequestError, build_replaced_error
 from orchestrator.protocol.commands import Cancel, Submit

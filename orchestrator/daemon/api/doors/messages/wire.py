@@ -7,22 +7,24 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.daemon.api.body import (
+from orchestrator.daemon.api.conversation import (
+    MAX_TOOLS,
     NO_MEDIA,
     Body,
+    Effort,
+    FunctionName,
+    HostedTool,
     Offered,
     Said,
+    TemplateKeywords,
     check_kind,
     refuse_empty,
     refuse_prompt_keys,
     tag_kind,
 )
-from orchestrator.daemon.api.chat_messages import Effort, TemplateKeywords
 from orchestrator.daemon.api.errors import NO_THREADS
-from orchestrator.daemon.api.known_fields import HARMLESS
-from orchestrator.daemon.api.tools.hosted import CLIENT_RUN, FORCED_HOSTED, MESSAGES_HOSTED, HostedTool, is_hosted
-from orchestrator.daemon.api.tools.wire import MAX_TOOLS, FunctionName
-from orchestrator.daemon.api.wire import MAX_STOPS, Sampled, StopText
+from orchestrator.daemon.api.tools.hosted import CLIENT_RUN, FORCED_HOSTED, MESSAGES_HOSTED, is_hosted
+from orchestrator.daemon.api.wire import HARMLESS, MAX_STOPS, Sampled, StopText
 
 _MEDIA = {"image": NO_MEDIA, "document": NO_MEDIA, "": "the served model takes text and the results of tools"}
 _BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")

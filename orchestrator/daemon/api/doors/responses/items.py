@@ -7,8 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from orchestrator.daemon.api.body import NO_MEDIA, Said, check_kind, refuse_empty, refuse_prompt_keys
-from orchestrator.daemon.api.chat_messages import RefusalPart
+from orchestrator.daemon.api.conversation import (
+    NO_MEDIA,
+    RefusalPart,
+    Said,
+    check_kind,
+    refuse_empty,
+    refuse_prompt_keys,
+)
 from orchestrator.daemon.api.doors.responses.tools import join_name
 
 _TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")

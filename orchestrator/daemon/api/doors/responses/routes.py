@@ -19,10 +19,10 @@ from orchestrator.daemon.api.doors.responses.translate import NAMES, build_chat
 from orchestrator.daemon.api.doors.responses.wire import CountInputRequest, ResponsesRequest
 from orchestrator.daemon.api.doors.responses.writer import Keep, ResponseWriter
 from orchestrator.daemon.api.errors import parse_body
+from orchestrator.daemon.api.follow import RESPONSE_PREFIX
 from orchestrator.daemon.api.keys import OWNER
 from orchestrator.daemon.api.openapi import operation
 from orchestrator.daemon.api.question import AnswerHead, Question, SharedGround
-from orchestrator.daemon.api.request_lives import RESPONSE_PREFIX
 from orchestrator.daemon.api.responses import json_response
 from orchestrator.daemon.api.translate import prompt_of
 from orchestrator.errors import RequestError

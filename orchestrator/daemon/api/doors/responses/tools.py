@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from orchestrator.daemon.api.body import Body, Offered, check_kind
-from orchestrator.daemon.api.tools.hosted import CLIENT_RUN, FORCED_HOSTED, RESPONSES_HOSTED, HostedTool, is_hosted
-from orchestrator.daemon.api.tools.wire import MAX_TOOLS, FunctionName
+from orchestrator.daemon.api.conversation import MAX_TOOLS, Body, FunctionName, HostedTool, Offered, check_kind
+from orchestrator.daemon.api.tools.hosted import CLIENT_RUN, FORCED_HOSTED, RESPONSES_HOSTED, is_hosted
 
 
 class FunctionTool(Offered):

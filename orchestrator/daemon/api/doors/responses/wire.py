@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.daemon.api.body import Body, Said
-from orchestrator.daemon.api.chat_messages import Effort, TemplateKeywords
+from orchestrator.daemon.api.conversation import MAX_TOOLS, Body, Effort, Said, TemplateKeywords
 from orchestrator.daemon.api.doors.responses.items import Item, MessageItem
 from orchestrator.daemon.api.doors.responses.tools import (
     AllowedTools,
@@ -19,10 +18,8 @@ from orchestrator.daemon.api.doors.responses.tools import (
     find_chosen,
     list_functions,
 )
-from orchestrator.daemon.api.known_fields import HARMLESS, IDLE
 from orchestrator.daemon.api.tools.hosted import FORCED_HOSTED
-from orchestrator.daemon.api.tools.wire import MAX_TOOLS
-from orchestrator.daemon.api.wire import MAX_USER_TAG, Sampled, StopText
+from orchestrator.daemon.api.wire import HARMLESS, IDLE, MAX_USER_TAG, Sampled, StopText
 
 MAX_ITEMS = 16_384
 _LOGPROBS = "message.output_text.logprobs"

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.daemon.api.conversation import HostedTool
 from orchestrator.daemon.api.doors.blocks import Block, BlockBuilder, Step
 from orchestrator.daemon.api.doors.parts import name_event
 from orchestrator.daemon.api.doors.responses.wire import ResponsesRequest
 from orchestrator.daemon.api.question import AnswerHead, AnswerWriter
 from orchestrator.daemon.api.responses import describe_metrics
 from orchestrator.daemon.api.streaming import Answer, Piece
-from orchestrator.daemon.api.tools.hosted import HostedTool
 from orchestrator.daemon.api.wire import ChatRequest
 from orchestrator.errors import RequestError
 
