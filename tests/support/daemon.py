@@ -114,22 +114,29 @@ def running(config: Path, *arguments: str) -> Iterator[Daemon]:
 @contextmanager
 def starting(config: Path, *arguments: str) -> Iterator[Daemon]:
     """Start `outrider serve`, wait until it can be asked, and see that it is gone at the end."""
-    log = config.with_suffix(".log")
-    admin = config.parent / "admin.sock"
-    with log.open("wb") as output:
+    with config.with_suffix(".log").open("wb") as output:
         process = start_outrider(["serve", "--config", str(config), *arguments], output.fileno(), output.fileno())
-        try:
-            url = _wait_url(process, admin, log)
-            with OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
-                yield Daemon(process, url, admin, log, client)
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(STOP_WITHIN_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+        with following(process, config) as daemon:
+            yield daemon
+
+
+@contextmanager
+def following(process: WarmProcess | subprocess.Popen[bytes], config: Path) -> Iterator[Daemon]:
+    """Wait until a daemon that was started with this configuration can be asked, and see that it is gone at the
+    end."""
+    log, admin = config.with_suffix(".log"), config.parent / "admin.sock"
+    try:
+        url = _wait_url(process, admin, log)
+        with OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+            yield Daemon(process, url, admin, log, client)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _wait_url(process: WarmProcess | subprocess.Popen[bytes], admin: Path, log: Path) -> str:

@@ -301,7 +301,8 @@ class ApiRoutes:
     ) -> Response:
         body = question.body
         again = kept is not None and kept.again
-        spend = (lambda _: None) if again else partial(self.shares.spend, submits[0].owner)
+        owner = submits[0].owner
+        spend = partial(self.shares.spend, owner) if owner and not again else lambda _: None
         words = self._settings.log_words
         name = model.name if self.models.several else ""
         follow = RequestRecord(

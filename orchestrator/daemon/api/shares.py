@@ -79,7 +79,7 @@ class KeyShares:
 
     def spend(self, owner: str, tokens: int) -> None:
         """Charge tokens to a key. They may be more than it has: then it waits for longer."""
-        if owner and self._minute_of(owner):
+        if self._minute_of(owner):
             self._find(owner).tokens_left -= tokens
 
     def _minute_of(self, owner: str) -> int:
@@ -118,6 +118,7 @@ class ShareGate:
 
 
 def build_refusal(message: str, code: str, after_s: float) -> RequestError:
+    """Return the 429 that says in how many seconds a request may be sent again."""
     return RequestError(
         message,
         status=HTTPStatus.TOO_MANY_REQUESTS,
