@@ -17,7 +17,6 @@ from structlog.contextvars import get_contextvars
 
 from orchestrator.clock import Clock
 from orchestrator.daemon.api import errors, probes, tokenize, translate
-from orchestrator.daemon.api.admin.over_tcp import AdminOverTcp
 from orchestrator.daemon.api.answer_stream import AnswerAssembler, AnswerReader, EventStream, KeepAlive, unless_gone
 from orchestrator.daemon.api.answers import (
     ChatCompletion,
@@ -42,9 +41,6 @@ from orchestrator.daemon.api.follow import RequestLives, RequestRecord, VariantR
 from orchestrator.daemon.api.gates import (
     NO_TELEMETRY,
     Access,
-    HeadRequests,
-    RequestScope,
-    TraceScope,
     describe_traced,
     install_gates,
     mark_followed,
@@ -405,13 +401,8 @@ def create_app(
     app.state.take_settings = api.take_settings
     app.state.lives = api.lives
     errors.install_error_handlers(app)
-    app.add_middleware(HeadRequests)
-    if settings.tracing is not None:
-        app.add_middleware(TraceScope, tracing=settings.tracing)
-    if settings.keys is not None:
-        app.add_middleware(AdminOverTcp)
-    install_gates(app, settings.keys, settings.access, api.shares)
-    app.add_middleware(RequestScope, log_words=settings.log_words)
+    gates = (settings.keys, settings.access, api.shares, settings.tracing)
+    install_gates(app, *gates, log_words=settings.log_words)
     generate = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)
     text = operation(CompletionRequest, Completion, events=CompletionChunk, statuses=generate)
     chat = operation(ChatRequest, ChatCompletion, events=ChatCompletionChunk, statuses=generate)

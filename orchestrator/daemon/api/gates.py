@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
+from orchestrator.daemon.api.admin.over_tcp import AdminOverTcp
 from orchestrator.daemon.api.audit import AuditLog
 from orchestrator.daemon.api.errors import CLIENT_CLOSED, REQUEST_ID, new_request_id, response_of, unforeseen
 from orchestrator.daemon.api.keys import OPEN_ROUTES, KeyGate, Keys
@@ -40,10 +41,17 @@ class Access:
     audit: AuditLog = field(default_factory=AuditLog)
 
 
-def install_gates(app: FastAPI, keys: Keys | None, access: Access, shares: KeyShares) -> None:
+def install_gates(
+    app: FastAPI, keys: Keys | None, access: Access, shares: KeyShares, tracing: Tracing | None, *, log_words: bool
+) -> None:
     """Put the gates before the app's routes: web pages are refused first, then keys, then those who have their share.
-    What is added last is asked first. `keys`: None asks for none."""
+    What is added last is asked first. `keys`: None asks for none. `tracing`: None makes no spans. `log_words`: see
+    RequestScope."""
+    app.add_middleware(HeadRequests)
+    if tracing is not None:
+        app.add_middleware(TraceScope, tracing=tracing)
     if keys is not None:
+        app.add_middleware(AdminOverTcp)
         app.add_middleware(ShareGate, shares=shares)
         app.add_middleware(KeyGate, keys=keys, audit=access.audit, metrics_open=access.metrics_open)
     origins = normalise(access.allowed_origins)
@@ -58,6 +66,7 @@ def install_gates(app: FastAPI, keys: Keys | None, access: Access, shares: KeySh
             allow_headers=["*"],
             expose_headers=list(_SHOWN_HEADERS),
         )
+    app.add_middleware(RequestScope, log_words=log_words)
 
 
 _USABLE_ID = re.compile(r"[\x20-\x7e]{1,200}")
