@@ -38,9 +38,8 @@ def serve(
     from orchestrator.config.load import default_config_path, load_config
     from orchestrator.daemon.bootstrap.early_start import start_early
     from orchestrator.errors import ConfigError
-    from orchestrator.log_ring import LogRing
     from orchestrator.machine.core_dumps import limit_core_dumps
-    from orchestrator.telemetry import setup_logging
+    from orchestrator.telemetry import LogRing, setup_logging
 
     if model is not None and config is not None:
         raise typer.BadParameter("MODEL stands for a cluster.yaml: give one of them")

@@ -18,8 +18,7 @@ from orchestrator.cli.logs import describe_page
 from orchestrator.daemon.api.admin.daemon import KeptLog
 from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.admin.targets import AdminTarget
-from orchestrator.log_ring import LogFilter, LogRing, RingHandler
-from orchestrator.telemetry import get_logger, setup_logging
+from orchestrator.telemetry import LogFilter, LogRing, RingHandler, get_logger, setup_logging
 from tests.api.support import ScriptedControl
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.daemon.control.routing.latency import RecentLatency, Running
+from orchestrator.daemon.control.streams.request_history import RecentLatency, Running
 from orchestrator.protocol.rounds import RequestStats
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from orchestrator.daemon.control.event_log import describe_slo_change
 from orchestrator.daemon.control.port import StateView
-from orchestrator.daemon.control.routing.latency import TypicalTimes
 from orchestrator.daemon.control.state import TargetState, effective_places, whole
 from orchestrator.daemon.control.streams.admission import ControlLimits, refuse_or_pass
+from orchestrator.daemon.control.streams.request_history import TypicalTimes
 from orchestrator.daemon.control.streams.streams import Streams
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from orchestrator.clock import Clock, SystemClock
-from orchestrator.log_ring import LEVELS, LogFilter, LogRing
 from orchestrator.redaction import redact_values
+from orchestrator.telemetry import LEVELS, LogFilter, LogRing
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.port import ReplicaView, StateView
-from orchestrator.daemon.control.routing.latency import MAX_RETRY_AFTER_S
 from orchestrator.daemon.control.routing.loads import LoadBoard
 from orchestrator.daemon.control.routing.surroundings import USUAL_ROUTING, RoutingRules, Surroundings
 from orchestrator.daemon.control.state import FAILED, RESTARTING, effective_places
+from orchestrator.daemon.control.streams.request_history import MAX_RETRY_AFTER_S
 from orchestrator.daemon.control.streams.streams import Streams
 from orchestrator.errors import RequestError
 from policies.serving.failover.standby import NO_RULES, FailoverRules

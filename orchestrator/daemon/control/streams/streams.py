@@ -19,9 +19,8 @@ import msgspec
 from device_profiles.units import MS_PER_S
 from orchestrator.daemon.control.actions import Deliver, Notify
 from orchestrator.daemon.control.health.blame import Blame, Witness, digest_request
-from orchestrator.daemon.control.routing.latency import RecentLatency, Running
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, ActiveOverrides
-from orchestrator.daemon.control.streams.request_history import RequestHistories, RequestHistory
+from orchestrator.daemon.control.streams.request_history import RecentLatency, RequestHistories, RequestHistory, Running
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import Delta, RequestStats
