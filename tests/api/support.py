@@ -20,8 +20,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.daemon.api.app import ApiSettings, create_app
 from orchestrator.daemon.api.served import ServedTarget, TargetTerms
 from orchestrator.daemon.control.operator_desk import OperatorDesk
-from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, StateView, Totals
-from orchestrator.daemon.control.steering_port import RouteView
+from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, RouteView, StateView, Totals
 from orchestrator.daemon.control.step import State
 from orchestrator.daemon.journal.book import AnswerBook
 from orchestrator.daemon.sandbox.sandbox import Sandbox

@@ -17,7 +17,7 @@ from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.app import ApiSettings, create_app
 from orchestrator.daemon.api.served import ServedTarget
-from orchestrator.daemon.control.steering_port import RouteView
+from orchestrator.daemon.control.port import RouteView
 from orchestrator.errors import RequestError
 from orchestrator.protocol.ready import Ready
 from policies.serving.routing import RoutedRequest

@@ -28,7 +28,7 @@ import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.daemon.control.health.blame import NO_RETRY
-from orchestrator.daemon.control.steering_port import QuarantinedView
+from orchestrator.daemon.control.port import QuarantinedView
 from orchestrator.errors import RequestError
 from orchestrator.side_lane import SideLane
 from orchestrator.telemetry import get_logger

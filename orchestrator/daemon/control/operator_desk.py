@@ -9,11 +9,11 @@ from orchestrator.clock import Clock
 from orchestrator.daemon.control import events
 from orchestrator.daemon.control.health.blame import BY_OPERATOR
 from orchestrator.daemon.control.health.health import Part
+from orchestrator.daemon.control.port import DraftersView, PartView, QuarantinedView, RouteView
 from orchestrator.daemon.control.state import FAILED, unlike
-from orchestrator.daemon.control.steering_port import DraftersView, PartView, QuarantinedView, RequestView, RouteView
 from orchestrator.daemon.control.step import State
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, OverrideScope, change_overrides, format_override
-from orchestrator.daemon.control.streams.request_history import belongs_to
+from orchestrator.daemon.control.streams.request_history import RequestView, belongs_to
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
 from policies.serving.failover.health import Health, Held, PartKind

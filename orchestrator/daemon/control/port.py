@@ -9,13 +9,13 @@ from typing import Protocol
 from device_profiles.device_load import DeviceLoad
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.protocol.commands import Submit
-from orchestrator.protocol.draft_messages import DraftLoad, DraftReady
+from orchestrator.protocol.draft_messages import DrafterState, DraftLoad, DraftReady
 from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Delta, Gauges
 from policies.serving.canary import Figures, Interval, PromotionRule
 from policies.serving.failover.blame import LossKind
 from policies.serving.overrides import EffectiveBound, OperatorBounds
-from policies.serving.routing import Route
+from policies.serving.routing import RatedReplica, Route, RoutedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +306,58 @@ class StateView:
     recent_outputs: RecentOutputsView | None = None
     quarantined: int = 0
     cluster_away: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftersView:
+    """The drafters of a replica, as its worker says. `chosen`: those that an operator chose (None: nobody did)."""
+
+    replica: str
+    engine: int
+    drafters: tuple[DrafterState, ...]
+    chosen: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartView:
+    """A device, a host or a worker. `held`: "draining", "cordoned", or "" where it may work. `requests` are there."""
+
+    kind: str
+    name: str
+    held: str
+    requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedView:
+    """A request that is refused, for it has ended workers. `digest` names the prompt, the grammar and the sampling but
+    for the seed; `request_id` is that of the one that was convicted, `cause` the last death. Times: since 1970; inside
+    control by its clock."""
+
+    digest: str
+    request_id: str
+    prompt_tokens: int
+    deaths: int
+    cause: str
+    since_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouteView:
+    """Where a request was sent, and why there: the pair of a replica and the `draft` that proposes its tokens ("":
+    nothing does). `replica` is "" while none takes it. `attempt` counts from 1, and it was `age_s` ago. The request had
+    `prompt_tokens`, and so many `output_tokens` were expected of it. `rated`: all that was to choose from, the
+    cheapest first."""
+
+    request_id: str
+    attempt: int
+    age_s: float
+    replica: str
+    draft: str
+    reason: str
+    request: RoutedRequest
+    rated: tuple[RatedReplica, ...]
 
 
 class Control(Protocol):

@@ -12,7 +12,7 @@ from orchestrator.daemon.api.admin.requests import MOST_NAME
 from orchestrator.daemon.api.admin.targets import AdminTargets
 from orchestrator.daemon.api.audit import note_change
 from orchestrator.daemon.api.body_work import DeadlyBodies
-from orchestrator.daemon.control.steering_port import QuarantinedView
+from orchestrator.daemon.control.port import QuarantinedView
 from orchestrator.errors import RequestError
 
 MOST_MINUTES = 7 * 24 * 60.0

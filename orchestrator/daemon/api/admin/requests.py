@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.daemon.api.admin.targets import AdminTarget, AdminTargets
 from orchestrator.daemon.api.audit import note_change
-from orchestrator.daemon.control.port import TrialView
-from orchestrator.daemon.control.steering_port import RequestView, RouteView
+from orchestrator.daemon.control.port import RouteView, TrialView
+from orchestrator.daemon.control.streams.request_history import RequestView
 from orchestrator.errors import RequestError
 
 MOST_NAME = 256

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.daemon.api.admin.requests import MOST_NAME
 from orchestrator.daemon.api.admin.targets import AdminTargets, spell_worker
 from orchestrator.daemon.api.audit import note_change
-from orchestrator.daemon.control.steering_port import DraftersView
+from orchestrator.daemon.control.port import DraftersView
 
 _MOST_DRAFTERS = 64
 

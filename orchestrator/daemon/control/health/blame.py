@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from orchestrator.daemon.control.steering_port import QuarantinedView
+from orchestrator.daemon.control.port import QuarantinedView
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit
 from policies.serving.failover.blame import Death, LossKind, convicts, is_suspect, probation_tokens, weigh_suspicion

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from device_profiles.units import MS_PER_S
-from orchestrator.daemon.control.steering_port import MoveView, RequestView, RoundsView, RouteView
+from orchestrator.daemon.control.port import RouteView
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.packed_tokens import BYTES_PER_TOKEN
 from orchestrator.protocol.rounds import Delta, DrafterShare, RequestStats
@@ -124,6 +124,69 @@ _NEWEST_STRETCHES: Final = 4
 
 _SHARE_COUNTS: Final = tuple(name for name in DrafterShare.__struct_fields__ if name != "name")
 _NO_STATS: Final = RequestStats(0, 0, 0, 0, 0, 0.0, 0.0)
+
+
+@dataclass(slots=True)
+class RoundsView:
+    """What some rounds in a row did for a request, the last of them `at_s` seconds after it came."""
+
+    at_s: float
+    rounds: int
+    tokens: int
+    drafted: int
+    accepted: int
+
+    def add(self, more: RoundsView) -> None:
+        """Count the rounds behind them, too."""
+        self.at_s = more.at_s
+        self.rounds += more.rounds
+        self.tokens += more.tokens
+        self.drafted += more.drafted
+        self.accepted += more.accepted
+
+
+@dataclass(frozen=True, slots=True)
+class MoveView:
+    """A request left `replica`, `at_s` seconds after it came; and why."""
+
+    at_s: float
+    replica: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request of late. `state`: "queued" (no replica has it), "sent" (without a token yet), "decoding", "moving"
+    (between two replicas) or "ended", then with its `outcome`. It came `age_s` ago; `took_s` to its end (None: it
+    lives). `owner`: of whose key, by the key's id. `depth`: draft tokens a round, of its newest rounds. `queue_ms`: it
+    waited here and at its first worker. `digest` names what it asks for ("": not known yet). Its client
+    brought `prediction_tokens` that it expected; `predicted` of them were verified, and `predicted_right` were right.
+    `drafters`: what each did, of late where it lives. `lane`: the canary's variant that served it, `tolerated`: see
+    RequestStats. It never has the text.
+    """
+
+    request_id: str
+    state: str
+    outcome: str
+    age_s: float
+    took_s: float | None
+    replica: str
+    owner: str
+    prompt_tokens: int
+    tokens: int
+    depth: float
+    queue_ms: float
+    prefill_ms: float
+    first_token_ms: float | None
+    digest: str
+    prediction_tokens: int = 0
+    predicted: int = 0
+    predicted_right: int = 0
+    lane: str = ""
+    tolerated: int = 0
+    rounds: tuple[RoundsView, ...] = ()
+    moves: tuple[MoveView, ...] = ()
+    drafters: tuple[DrafterShare, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
