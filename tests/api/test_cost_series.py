@@ -9,7 +9,7 @@ import pytest
 from orchestrator.cli.status import cost_line
 from orchestrator.cli.status_lines import plan_line
 from orchestrator.daemon.api.metrics.collector import Metrics
-from orchestrator.daemon.api.metrics.cost_series import WINDOW_S, HourlyPrice
+from orchestrator.daemon.api.metrics.goodput_series import WINDOW_S, HourlyPrice
 from orchestrator.daemon.control.port import PlanView, StateView
 from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.api.support import HandClock, ScriptedControl

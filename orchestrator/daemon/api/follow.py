@@ -17,8 +17,8 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.daemon.api.errors import CLIENT_CLOSED, unforeseen
 from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.api.metrics.goodput_series import ServedRequest
 from orchestrator.daemon.api.metrics.request_timing import RequestTotals, SequenceTiming
-from orchestrator.daemon.api.metrics.slo_series import ServedRequest
 from orchestrator.daemon.api.streaming import Piece
 from orchestrator.daemon.api.wire import Generation
 from orchestrator.daemon.control.rollout.canary import CanaryTrial

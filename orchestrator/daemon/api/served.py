@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.daemon.api.metrics.collector import Metrics
-from orchestrator.daemon.api.metrics.cost_series import NO_PRICE, HourlyPrice
+from orchestrator.daemon.api.metrics.goodput_series import NO_PRICE, HourlyPrice
 from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.batches.lines import BatchLine

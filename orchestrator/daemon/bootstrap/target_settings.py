@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.config.drafts import IndexDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.daemon.api.metrics.cost_series import HourlyPrice
+from orchestrator.daemon.api.metrics.goodput_series import HourlyPrice
 from orchestrator.daemon.api.served import TargetTerms
 from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.control.loops.planner_port import DriftPolicy

@@ -26,10 +26,9 @@ from orchestrator.daemon.api.metrics.control_series import (
     PlanSeries,
     ScaleSeries,
 )
-from orchestrator.daemon.api.metrics.cost_series import NO_PRICE, CostSeries, HourlyPrice
+from orchestrator.daemon.api.metrics.goodput_series import NO_PRICE, CostSeries, HourlyPrice, ServedRequest, SloSeries
 from orchestrator.daemon.api.metrics.request_timing import PercentileSeries, RecentSpeed, RequestTotals, SequenceTiming
 from orchestrator.daemon.api.metrics.series import Engine, Registered
-from orchestrator.daemon.api.metrics.slo_series import ServedRequest, SloSeries
 from orchestrator.daemon.api.metrics.vllm_names import VllmNames
 from orchestrator.daemon.api.metrics.worker_series import TOKEN_COUNTS, DrafterSeries, RoundSeries, WorkerSeries
 from orchestrator.daemon.control.port import Control, ReplicaView, StateView, TrialView
