@@ -23,6 +23,10 @@ from adapters.contract import Unsupported
 from adapters.tokenizer_files import METASPACE, TokenizerMeta
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+# White space and word characters by Unicode's properties, as the library's regular expressions have them.
+_SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000").union(map(chr, range(0x2000, 0x200B)))
+_WORD_KINDS = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "Pc"}
+_JOINERS = "\u200c\u200d"
 
 
 class TokenTextDecoder:
@@ -103,12 +107,6 @@ def _byte_alphabet() -> dict[str, int]:
     itself = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [value for value in range(256) if value not in itself]
     return {chr(value): value for value in itself} | {chr(0x100 + n): value for n, value in enumerate(others)}
-
-
-# White space and word characters by Unicode's properties, as the library's regular expressions have them.
-_SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000").union(map(chr, range(0x2000, 0x200B)))
-_WORD_KINDS = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "Pc"}
-_JOINERS = "\u200c\u200d"
 
 
 @dataclass(frozen=True, slots=True)

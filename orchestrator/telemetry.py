@@ -23,8 +23,10 @@ import structlog
 
 RING_BYTES: Final = 8 << 20
 """How much text the daemon keeps of its own log."""
-
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_MOST_CAUSES = 8
+_WORDS = ("prompt", "messages", "output")
+"""Fields that have a request's text, with `logging.prompts`."""
 
 
 class LogLine(NamedTuple):
@@ -131,11 +133,6 @@ def _mentions(entry: dict[str, Any], name: str, keys: tuple[str, ...]) -> bool:
     if any(str(entry.get(key)) == name for key in keys):
         return True
     return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", str(entry.get("event"))) is not None
-
-
-_MOST_CAUSES = 8
-_WORDS = ("prompt", "messages", "output")
-"""Fields that have a request's text, with `logging.prompts`."""
 
 
 def setup_logging(level: str, style: str, stream: TextIO | None = None, ring: LogRing | None = None) -> None:

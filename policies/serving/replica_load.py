@@ -21,6 +21,7 @@ _ALIKE = 1.25
 UNKNOWN_TPOT_MS = 10.0
 """Of replicas of which nothing was measured: the same for all, so the load alone decides."""
 _USUAL_PREFILL = 0.1  # of a token's time: what a row of prefill is taken for until one was seen
+_SUMMED_ANEW: Final = 16
 
 
 class ReplicaPace(NamedTuple):
@@ -205,7 +206,6 @@ def add_paces(paces: Sequence[ReplicaPace]) -> ReplicaPace:
     )
 
 
-_SUMMED_ANEW: Final = 16
 _NO_PACE: Final = ReplicaPace()
 
 

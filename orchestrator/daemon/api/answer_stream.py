@@ -24,6 +24,9 @@ from orchestrator.errors import RequestError
 from orchestrator.protocol.rounds import Delta
 
 _encode = msgspec.json.Encoder().encode
+STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Proxies are to pass on each event at once: nginx and others read the second."""
+_T = TypeVar("_T")
 
 
 class AnswerAssembler:
@@ -179,12 +182,6 @@ class AnswerReader:
 
 async def _close(source: AsyncIterator[Delta]) -> None:
     await source.aclose()  # type: ignore[attr-defined]  # what control and what is kept give are async generators
-
-
-STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Proxies are to pass on each event at once: nginx and others read the second."""
-
-_T = TypeVar("_T")
 
 
 class ChunkReader(Protocol):

@@ -25,11 +25,17 @@ from orchestrator.errors import ContextExceeded, RequestError
 
 SMALL_BODY_BYTES = 16 * 1024
 """A smaller body is not looked at: to parse it takes no longer."""
-
 _T = TypeVar("_T")
 _NOTHING = msgspec.Raw(b"")
 _MESSAGE_BYTES = 64
 """What a message may have beside its content, in the mean, before that counts as parameters."""
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_PIECE_BYTES: Final = 64 * 1024
+_GZIP_BITS: Final = 16 + zlib.MAX_WBITS
+_WINDOW_BITS: Final = 23
+"""RFC 9659: HTTP's zstd needs no window above 8 MiB. The memory of one body is bounded by it."""
+_TAKEN: Final = "gzip, zstd"
 
 
 class _Outline(msgspec.Struct):
@@ -69,8 +75,6 @@ class _MessageOutline(msgspec.Struct):
 _decode_outline = msgspec.json.Decoder(_Outline).decode
 _decode_messages = msgspec.json.Decoder(list[_MessageOutline]).decode
 _decode_message = msgspec.json.Decoder(_MessageOutline | None).decode
-_decode_text = msgspec.json.Decoder(str).decode
-_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_parts = msgspec.json.Decoder(list[_Part]).decode
 
 
@@ -262,13 +266,6 @@ def _decode(decode: Callable[..., _T], raw: bytes | msgspec.Raw, what: str, code
         return decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"{what}: {error}", code=code, param=param) from None
-
-
-_PIECE_BYTES: Final = 64 * 1024
-_GZIP_BITS: Final = 16 + zlib.MAX_WBITS
-_WINDOW_BITS: Final = 23
-"""RFC 9659: HTTP's zstd needs no window above 8 MiB. The memory of one body is bounded by it."""
-_TAKEN: Final = "gzip, zstd"
 
 
 class Unpacker:

@@ -37,6 +37,17 @@ LARGE_BYTES = 32 * 1024
 PATIENCE_S = 1.0
 BODY_TURN = "the body's turn to be translated"
 _T = TypeVar("_T")
+PROOF: Final = 2
+"""So many deaths in a row, the last of them alone."""
+CAUSE: Final = "the daemon itself ended while it read this request"
+_FORGET_S: Final = 3600.0
+_SLOTS: Final = 64  # as many as there may be threads that read bodies, and more
+_SLOT_BYTES: Final = 256
+_DIGEST_BYTES: Final = 8
+_FREE: Final = b"\0" * (2 * _DIGEST_BYTES)
+_MOST_ID_BYTES: Final = _SLOT_BYTES - len(_FREE)
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_log = get_logger(__name__)
 
 
 class WorkLanes:
@@ -77,20 +88,6 @@ def miss_turn(what: str, waited_s: float, retry_after_s: float) -> RequestError:
         code="translation_timeout",
         retry_after_s=max(1, math.ceil(retry_after_s)),
     )
-
-
-PROOF: Final = 2
-"""So many deaths in a row, the last of them alone."""
-CAUSE: Final = "the daemon itself ended while it read this request"
-_FORGET_S: Final = 3600.0
-_SLOTS: Final = 64  # as many as there may be threads that read bodies, and more
-_SLOT_BYTES: Final = 256
-_DIGEST_BYTES: Final = 8
-_FREE: Final = b"\0" * (2 * _DIGEST_BYTES)
-_MOST_ID_BYTES: Final = _SLOT_BYTES - len(_FREE)
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-
-_log = get_logger(__name__)
 
 
 class _Suspect(msgspec.Struct):

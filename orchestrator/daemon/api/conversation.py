@@ -21,6 +21,36 @@ _CHANGE_THE_PROMPT = ("images", "audio", "videos", "function_call", "prefix", "p
 # What others call the schema of a tool's arguments.
 _OTHER_SCHEMAS = frozenset({"input_schema", "inputSchema", "args_schema", "schema", "parametersJsonSchema"})
 _IDLE: tuple[Any, ...] = (None, False, "", [], {})
+MAX_TOOLS = 128
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+FullName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,129}$")]
+"""A function's name, behind that of its namespace and a point where it has one."""
+_HOW_TO_CALL = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+_OTHER_KINDS = CLIENT_RUN | dict.fromkeys(RESPONSES_HOSTED, NO_SERVER_TOOLS)
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""The names under which servers tell of a thought; templates know the first."""
+_MEDIA = dict.fromkeys(("image", "input_image", "audio", "input_audio", "video", "file", "input_file"), NO_MEDIA)
+# What the server itself gives to the template, or Jinja does.
+_OWN_KEYWORDS = frozenset({
+    *("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"),
+    *("raise_exception", "strftime_now", "range", "dict", "lipsum", "cycler", "joiner", "namespace", "loop"),
+    *("self", "super", "varargs", "kwargs", "caller"),
+})  # fmt: skip
+_EFFORT_CHARS = 32
+Effort = Annotated[str, Field(min_length=1, max_length=_EFFORT_CHARS)]
+"""How much the model is to think, in the words of its template."""
 
 
 class Body(BaseModel):
@@ -115,27 +145,6 @@ def _is_required(cls: type[BaseModel], key: str) -> bool:
     return any(key in (name, field.alias) and field.is_required() for name, field in cls.model_fields.items())
 
 
-MAX_TOOLS = 128
-
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-FullName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,129}$")]
-"""A function's name, behind that of its namespace and a point where it has one."""
-
-_HOW_TO_CALL = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
-
-
 class Function(Offered):
     """A function that the model may call. `parameters` is a JSON schema; none takes no arguments.
 
@@ -166,7 +175,6 @@ class Tool(Offered):
         return {"type": "function", "function": {**function, "parameters": self.function.schema_of_arguments}}
 
 
-_OTHER_KINDS = CLIENT_RUN | dict.fromkeys(RESPONSES_HOSTED, NO_SERVER_TOOLS)
 OfferedTool = Annotated[Tool, BeforeValidator(lambda tool: check_kind(tool, ("function",), "tools", "", _OTHER_KINDS))]
 """A tool as it is sent, which may be of a kind that is not taken."""
 
@@ -257,21 +265,6 @@ def _with_calls_written(message: dict[str, Any]) -> dict[str, Any]:
     written = [f"{OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{CLOSE}" for call in calls]
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": "\n".join([message["content"], *written] if message["content"] else written)}
-
-
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""The names under which servers tell of a thought; templates know the first."""
-_MEDIA = dict.fromkeys(("image", "input_image", "audio", "input_audio", "video", "file", "input_file"), NO_MEDIA)
-# What the server itself gives to the template, or Jinja does.
-_OWN_KEYWORDS = frozenset({
-    *("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"),
-    *("raise_exception", "strftime_now", "range", "dict", "lipsum", "cycler", "joiner", "namespace", "loop"),
-    *("self", "super", "varargs", "kwargs", "caller"),
-})  # fmt: skip
-_EFFORT_CHARS = 32
-
-Effort = Annotated[str, Field(min_length=1, max_length=_EFFORT_CHARS)]
-"""How much the model is to think, in the words of its template."""
 
 
 class TextPart(Said):

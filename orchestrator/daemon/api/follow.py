@@ -33,6 +33,8 @@ RESPONSE_PREFIX: Final = "resp_"
 _SHOWN_PREFIX: Final = "response-"
 _MOST_REQUESTS: Final = 200
 _MOST_MARKS: Final = 64
+_WHOLE = ("stop", "length")
+_log = get_logger(__name__)
 
 
 def hide_response_id(request_id: str) -> str:
@@ -131,12 +133,6 @@ class RequestLives:
         return list(reversed(self._lives.values()))[:count]
 
 
-_MS_PER_S = 1000.0
-_WHOLE = ("stop", "length")
-
-_log = get_logger(__name__)
-
-
 class VariantReport(NamedTuple):
     """The variant that serves a request, and the trial that counts its figures."""
 
@@ -159,7 +155,7 @@ def enter_trial(
     ]
 
     def end_trial_entry(done: RequestTotals) -> None:
-        ttft_ms, tpot_ms = (None if each is None else each * _MS_PER_S for each in (done.ttft_s, done.tpot_s))
+        ttft_ms, tpot_ms = (None if each is None else each * MS_PER_S for each in (done.ttft_s, done.tpot_s))
         trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance, agreement=done.agreement)
 
     return submits, VariantReport(entry.variant.value, end_trial_entry) if entry.counted else None
@@ -261,9 +257,9 @@ class RequestRecord:
 
     def _mark(self, life: RequestLife, index: int, delta: Delta, now_s: float) -> None:
         """Note the first token of a sequence, or the first from another replica."""
-        sequence, at_ms = self._sequences[index], (now_s - self._started_s) * _MS_PER_S
+        sequence, at_ms = self._sequences[index], (now_s - self._started_s) * MS_PER_S
         if sequence.tokens:
-            pause_ms = (now_s - sequence.last_s) * _MS_PER_S
+            pause_ms = (now_s - sequence.last_s) * MS_PER_S
             life.note(LifeMark(at_ms, "moved", index, delta.engine, pause_ms=pause_ms))
         else:
             queue_ms, prefill_ms = (delta.stats.queue_ms, delta.stats.prefill_ms) if delta.stats else (None, None)
@@ -318,7 +314,7 @@ class RequestRecord:
         figures = self._figures()
         if self._life is not None:
             why = {} if reason is None else {"reason": reason}
-            ended_ms = (self._clock.monotonic_s() - self._started_s) * _MS_PER_S
+            ended_ms = (self._clock.monotonic_s() - self._started_s) * MS_PER_S
             self._life.end(status, {**figures, **why}, ended_ms)
         write("request ended", **self._head, status=int(status), **figures, **more)
 
@@ -351,9 +347,9 @@ class RequestRecord:
         ttfts = [sequence.first_s - self._started_s for sequence in answered]
         tpots = [sequence.tpot_s for sequence in answered if sequence.tpot_s is not None]
         served = ServedRequest(
-            ttft_ms=max(ttfts) * _MS_PER_S if ttfts else None,
-            tpot_ms=max(tpots) * _MS_PER_S if tpots else None,
-            latency_ms=(self._clock.monotonic_s() - self._started_s) * _MS_PER_S,
+            ttft_ms=max(ttfts) * MS_PER_S if ttfts else None,
+            tpot_ms=max(tpots) * MS_PER_S if tpots else None,
+            latency_ms=(self._clock.monotonic_s() - self._started_s) * MS_PER_S,
             failed=failed,
             left=status == CLIENT_CLOSED,
         )
@@ -388,4 +384,4 @@ def _infer_finish_reason(status: int) -> str:
 
 
 def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * _MS_PER_S, 3)
+    return None if seconds is None else round(seconds * MS_PER_S, 3)

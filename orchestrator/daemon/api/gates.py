@@ -29,6 +29,15 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.telemetry import get_logger
 
 _SHOWN_HEADERS = ("X-Request-Id", "Retry-After")
+_USABLE_ID = re.compile(r"[\x20-\x7e]{1,200}")
+_FOLLOWED = "outrider.followed"  # in the scope: somebody writes this request's last line
+_log = get_logger(__name__)
+_ANY: Final = "*"
+_CHANGES_NOTHING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+TRACEPARENT = "traceparent"
+NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)
+"""FastAPI's own spans and logs are off: they would have the text of exceptions, which may be of a prompt."""
+_TRACE = "outrider.trace"  # in the scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +76,6 @@ def install_gates(
             expose_headers=list(_SHOWN_HEADERS),
         )
     app.add_middleware(RequestScope, log_words=log_words)
-
-
-_USABLE_ID = re.compile(r"[\x20-\x7e]{1,200}")
-_FOLLOWED = "outrider.followed"  # in the scope: somebody writes this request's last line
-
-_log = get_logger(__name__)
 
 
 class RequestScope:
@@ -153,10 +156,6 @@ class HeadRequests:
             return {"type": "http.disconnect"} if over else await receive()
 
         await self._app({**scope, "method": "GET"}, receive_end, send_head)
-
-
-_ANY: Final = "*"
-_CHANGES_NOTHING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def list_own_names() -> frozenset[str]:
@@ -251,13 +250,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-TRACEPARENT = "traceparent"
-NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)
-"""FastAPI's own spans and logs are off: they would have the text of exceptions, which may be of a prompt."""
-
-_TRACE = "outrider.trace"  # in the scope
 
 
 class TraceScope:

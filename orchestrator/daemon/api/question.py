@@ -32,6 +32,7 @@ SPECULATION_HEADER = "X-Outrider-Speculation"
 STANDBY_HEADER = "X-Outrider-Standby"
 COMMENT: Final = b": keep-alive\n\n"
 """An event that readers of server-sent events leave out, as the standard says."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,6 @@ def _headers_of(bound: EffectiveBound | None) -> dict[str, str]:
     return {SPECULATION_HEADER: f"{f'{name}={bound.most}' if bound.most else 'off'}; by={bound.by.value}{cut}"}
 
 
-_T = TypeVar("_T")
 TellSource = Callable[[int], AnswerSource]
 """Says of a replica, by its number, what its answers tell of it."""
 

@@ -25,6 +25,7 @@ from orchestrator.protocol.rounds import RoundReport
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 Verdict = Literal["ok", "idle", "stalled"]
+NOT_READY_RETRY_S = 5
 
 
 @dataclass(slots=True)
@@ -72,9 +73,6 @@ class Liveness:
         age_s = None if self._token_s is None else round(self.clock.monotonic_s() - self._token_s, 3)
         view = self.control.view()
         return {"status": self.verdict(), "phase": view.phase, "last_token_age_s": age_s, "streams": view.streams}
-
-
-NOT_READY_RETRY_S = 5
 
 
 @dataclass(frozen=True, slots=True)

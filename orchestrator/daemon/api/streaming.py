@@ -27,6 +27,9 @@ from orchestrator.protocol.rounds import DEADLINE, Delta, RequestStats
 from policies.sampling.logprobs import TokenScore
 from policies.serving.overrides import EffectiveBound
 
+UNFINISHED_CALL = "unfinished_call"
+"""The `stop_reason` of an answer that the model itself ended within a call."""
+
 
 class StopSearch:
     """Cuts text before the first stop string: the one that is complete first, the longest of those that end together.
@@ -82,10 +85,6 @@ def find_control_stops(stops: Sequence[str], tokenizer: TokenizerPort) -> dict[i
         ):
             control_stops[ids[0]] = stop
     return control_stops
-
-
-UNFINISHED_CALL = "unfinished_call"
-"""The `stop_reason` of an answer that the model itself ended within a call."""
 
 
 class TextAssembler:

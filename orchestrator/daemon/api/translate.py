@@ -27,6 +27,10 @@ from orchestrator.protocol.packed_tokens import pack_tokens
 from policies.sampling import Acceptance, Sampling
 from policies.serving.overrides import Override, Scope
 
+_MASK64 = (1 << 64) - 1
+_LAST_CHOICE = -1e9  # beside any logit; what a grammar forbids is below it
+MakeSeed = Callable[[], int]
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceBounds:
@@ -162,11 +166,6 @@ def _prepare(schema: Node, short: str, long: str, param: str, objects: bool = Fa
     except SchemaRefused as error:
         raise RequestError(f"{long} cannot be used: {error}", param=param, code="unsupported_schema") from None
     return PreparedSchema(prepared.schema, tuple(f"{short}: {warning}" for warning in prepared.warnings))
-
-
-_MASK64 = (1 << 64) - 1
-_LAST_CHOICE = -1e9  # beside any logit; what a grammar forbids is below it
-MakeSeed = Callable[[], int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

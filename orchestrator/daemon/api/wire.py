@@ -30,7 +30,6 @@ from policies.sampling import Acceptance
 from policies.sampling.penalties import LEAST_REPETITION
 
 _NO_WAYS_OUT: Mapping[str, str] = {}
-
 HARMLESS = frozenset({
     # OpenAI's
     "client_metadata", "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options",
@@ -44,7 +43,6 @@ HARMLESS = frozenset({
     "dynatemp_exponent", "id_slot", "mirostat_eta", "mirostat_tau", "timings_per_token", "xtc_threshold",
 })  # fmt: skip
 """They do not change the tokens: accepted in any value, and not used."""
-
 IDLE: dict[str, tuple[Any, ...]] = {
     # OpenAI's
     "background": (False,), "background_options": ({},), "best_of": (1,), "function_call": ("none", "auto"),
@@ -80,7 +78,6 @@ IDLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("post_sampling_probs", "return_progress", "return_tokens", "thinking_forced_open"), (False,)),
 }  # fmt: skip
 """They would change the answer and are not served: the values that ask for nothing are accepted, others refused."""
-
 WAYS_OUT = {
     "best_of": "ask for 'n' choices with 'logprobs' and choose among them",
     "functions": "send 'tools'",
@@ -90,6 +87,26 @@ WAYS_OUT = {
     "allowed_token_ids": "send 'logit_bias' or a 'response_format'",
 }
 """What to send instead of some of them."""
+MAX_STOPS = 16
+MAX_CHOICES = 16
+MAX_SEQUENCES = 128
+"""Of one request: its prompts, times `n`."""
+MAX_BIASES = 1024
+TOP_LOGPROBS = 20
+MAX_USER_TAG = 512
+_BOUND = "speculative_config.max_speculative_tokens"
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+Prompt = str | list[int]
+# vLLM's and other servers' ways to ask for what `response_format` does here.
+_BY_FORMAT = {
+    **dict.fromkeys(
+        ("guided_json", "guided_decoding", "structured_outputs", "json_schema", "format"),
+        '{"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}',
+    ),
+    "guided_choice": 'a JSON schema with an "enum" of the choices',
+    **dict.fromkeys(("guided_regex", "regex"), 'a JSON schema of a string with the "pattern"'),
+    **dict.fromkeys(("guided_grammar", "grammar"), "a JSON schema; other grammars are not taken"),
+}
 
 
 def asks_for_nothing(value: Any, idle_values: tuple[Any, ...]) -> bool:
@@ -137,30 +154,6 @@ def describe_refusal(key: str) -> str:
     """Return why a field of `IDLE` is refused, and the way out."""
     way_out = WAYS_OUT.get(key)
     return f"'{key}' is not supported" + (f": {way_out}" if way_out else "; leave it out")
-
-
-MAX_STOPS = 16
-MAX_CHOICES = 16
-MAX_SEQUENCES = 128
-"""Of one request: its prompts, times `n`."""
-MAX_BIASES = 1024
-TOP_LOGPROBS = 20
-MAX_USER_TAG = 512
-_BOUND = "speculative_config.max_speculative_tokens"
-
-StopText = Annotated[str, Field(min_length=1, max_length=1024)]
-Prompt = str | list[int]
-
-# vLLM's and other servers' ways to ask for what `response_format` does here.
-_BY_FORMAT = {
-    **dict.fromkeys(
-        ("guided_json", "guided_decoding", "structured_outputs", "json_schema", "format"),
-        '{"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}',
-    ),
-    "guided_choice": 'a JSON schema with an "enum" of the choices',
-    **dict.fromkeys(("guided_regex", "regex"), 'a JSON schema of a string with the "pattern"'),
-    **dict.fromkeys(("guided_grammar", "grammar"), "a JSON schema; other grammars are not taken"),
-}
 
 
 class StreamOptions(Body):

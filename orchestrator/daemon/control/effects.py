@@ -44,6 +44,10 @@ from orchestrator.protocol.contract import Cluster
 from orchestrator.protocol.rounds import DEADLINE, Delta
 from orchestrator.protocol.shared_memory import SharedMemories
 
+_log = logging.getLogger(__name__)
+_LEVELS = logging.getLevelNamesMapping()
+_T = TypeVar("_T")
+
 
 def deadline_s(submit: Submit, request_timeout_s: float, clock: Clock) -> float:
     """Return when the request's time is over, by the clock. `request_timeout_s`: the longest for any, 0 is no limit."""
@@ -71,11 +75,6 @@ async def next_item(reader: Reader, end_s: float, clock: Clock) -> Delta | Reque
             return Delta(reader.stream.key, [], DEADLINE, reader.stream.last_stats)
         message = "the request's time was over before its first token came; give it longer, or try again later"
         return RequestError(message, status=504, kind="server_error", code="deadline_exceeded", param="timeout_s")
-
-
-_log = logging.getLogger(__name__)
-_LEVELS = logging.getLevelNamesMapping()
-_T = TypeVar("_T")
 
 
 class Observers:

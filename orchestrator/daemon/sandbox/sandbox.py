@@ -34,6 +34,13 @@ _FOREIGN: Final = {NEVER_BEGAN, *(-number for number in (signal.SIGKILL, signal.
 """Ends that are no doing of the job: what is out of memory or stack ends by itself, or by SIGSEGV or SIGABRT."""
 _PIECE_S: Final = 5.0  # from one piece of a result to the next
 _MOST_RESULT_BYTES: Final = 64 * 1024 * 1024
+_START_S: Final = 60.0  # until the nursery has loaded; on a machine with much to do
+_FORK_S: Final = 10.0
+_MOST_IDLE: Final = 2
+_INHERITED: Final = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""A process that forks is to have no other threads."""
+_log = logging.getLogger(__name__)
 
 
 class JobEnded(Exception):
@@ -125,16 +132,6 @@ def _is_readable(link: socket.socket | int, timeout_s: float) -> bool:
     poll = select.poll()  # select takes no descriptor above 1023
     poll.register(link, select.POLLIN)
     return bool(poll.poll(timeout_s * 1e3))
-
-
-_START_S: Final = 60.0  # until the nursery has loaded; on a machine with much to do
-_FORK_S: Final = 10.0
-_MOST_IDLE: Final = 2
-_INHERITED: Final = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-_ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""A process that forks is to have no other threads."""
-
-_log = logging.getLogger(__name__)
 
 
 class JobRefused(Exception):

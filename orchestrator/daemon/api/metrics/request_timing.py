@@ -16,6 +16,12 @@ from orchestrator.daemon.api.metrics.series import Engine, Registered
 from orchestrator.protocol.rounds import RequestStats
 
 _BUCKET_S = 1.0
+WINDOW_S = 30.0
+"""The time that `tokens_per_s` looks back."""
+_REQUESTS = 100  # of which medians are taken
+PERCENTILES: Final = (50, 95, 99)
+MOST_SAMPLES: Final = 1000
+"""The sequences that percentiles are taken of."""
 
 
 @dataclass(slots=True)
@@ -114,14 +120,6 @@ class Recent:
     def _forget(self, now_s: float) -> None:
         while self._buckets and now_s - self._buckets[0][0] > self.window_s:
             self._buckets.popleft()
-
-
-WINDOW_S = 30.0
-"""The time that `tokens_per_s` looks back."""
-_REQUESTS = 100  # of which medians are taken
-PERCENTILES: Final = (50, 95, 99)
-MOST_SAMPLES: Final = 1000
-"""The sequences that percentiles are taken of."""
 
 
 class RecentSpeed:

@@ -37,6 +37,10 @@ from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, exp
 from policies.serving.routing import Route
 
 _UNKNOWN: Final = ReplicaPace()
+ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
+"""The way out where replicas differ."""
+_MOST_UNTOLD = 4096
+_ENOUGH_PROGRESSED = 2  # one of them is not the one that is blamed
 
 
 @dataclass(slots=True, eq=False)
@@ -82,12 +86,6 @@ class Standing:
             self.own_pace, self.own_sequences = pace, sequences
             self.own_ms = pace.tpot_ms(sequences)
         return self.own_ms
-
-
-ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
-"""The way out where replicas differ."""
-_MOST_UNTOLD = 4096
-_ENOUGH_PROGRESSED = 2  # one of them is not the one that is blamed
 
 
 class Rank(Enum):

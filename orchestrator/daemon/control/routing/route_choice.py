@@ -23,6 +23,7 @@ from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 TRIAL_PATIENCE_S = 20.0
 """So long a suspect waits for a worker that has run nothing; then a replica gives up its streams for it."""
 _WELL: Final = Judgement(Health.HEALTHY)
+_NO_RISKS: Mapping[str, str] = {}
 
 
 class Exclusions:
@@ -195,9 +196,6 @@ class Exclusions:
             late = "has run other requests; another worker will have run none"
             bars |= {replica.name: late for replica in every if replica.runs and not tries[replica.name]}
         return bars
-
-
-_NO_RISKS: Mapping[str, str] = {}
 
 
 def choose_route(

@@ -26,6 +26,16 @@ MAX_RETRY_AFTER_S = 30
 _REMEMBERED_ENDS = 8
 _FIRST_OUTPUT_TOKENS = 128.0
 _NEWEST = 0.1  # weight of the newest end in running means
+_MOST_ENDED: Final = 1024
+_MOST_STRETCHES: Final = 64
+_MOST_MOVES: Final = 16
+_NEWEST_STRETCHES: Final = 4
+_SHARE_COUNTS: Final = tuple(name for name in DrafterShare.__struct_fields__ if name != "name")
+_NO_STATS: Final = RequestStats(0, 0, 0, 0, 0, 0.0, 0.0)
+_MOST_REQUESTS: Final = 2048
+_MOST_RATED: Final = 16_384
+_MOST_ATTEMPTS: Final = 8
+_MOST_SHOWN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +125,6 @@ class RecentLatency:
 
 def _mean(before: float | None, now: float) -> float:
     return update_mean(now if before is None else before, now, _NEWEST)
-
-
-_MOST_ENDED: Final = 1024
-_MOST_STRETCHES: Final = 64
-_MOST_MOVES: Final = 16
-_NEWEST_STRETCHES: Final = 4
-
-_SHARE_COUNTS: Final = tuple(name for name in DrafterShare.__struct_fields__ if name != "name")
-_NO_STATS: Final = RequestStats(0, 0, 0, 0, 0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -353,12 +354,6 @@ def belongs_to(key: str, request_id: str) -> bool:
     """Return whether a request's key is of this answer. An answer with several choices has the id of the first."""
     answer = request_id if not request_id.endswith("-0") else request_id[:-2]
     return key == request_id or (key.startswith(f"{answer}-") and key[len(answer) + 1 :].isdecimal())
-
-
-_MOST_REQUESTS: Final = 2048
-_MOST_RATED: Final = 16_384
-_MOST_ATTEMPTS: Final = 8
-_MOST_SHOWN: Final = 64
 
 
 @dataclass(slots=True)
