@@ -3,11 +3,10 @@ RequestError."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
@@ -168,7 +167,7 @@ def _prepare(schema: Node, short: str, long: str, param: str, objects: bool = Fa
     return PreparedSchema(prepared.schema, tuple(f"{short}: {warning}" for warning in prepared.warnings))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Translation:
     """What requests are translated with. `context_tokens`: the context's length; `make_seed` makes seeds for requests
     that bring none; `bounds`: the rules that they may ask for. `clips`: a limit that the context has no room for means
@@ -206,7 +205,7 @@ class Translation:
                 sampling = submits[0].sampling
                 continue
             if request.seed is None:
-                sampling = dataclasses.replace(sampling, seed=self.make_seed() & _MASK64)
+                sampling = replace(sampling, seed=self.make_seed() & _MASK64)
             submits.append(msgspec.structs.replace(submits[0], prompt=prompt, max_tokens=wanted, sampling=sampling))
         return submits
 
@@ -364,7 +363,7 @@ def _bind_grammar(
     sampling = submit.sampling
     if request.ignore_eos:
         ends = dict.fromkeys(tokenizer.eos_ids - set(submit.stop_tokens), _LAST_CHOICE)
-        sampling = dataclasses.replace(sampling, logit_bias=tuple(sorted((dict(sampling.logit_bias) | ends).items())))
+        sampling = replace(sampling, logit_bias=tuple(sorted((dict(sampling.logit_bias) | ends).items())))
     return msgspec.structs.replace(submit, grammar=written.grammar, sampling=sampling)
 
 
@@ -387,7 +386,7 @@ def choices(submits: Sequence[Submit], count: int) -> list[Submit]:
         msgspec.structs.replace(
             submit,
             request_id=f"{submit.request_id}-{index}",
-            sampling=dataclasses.replace(submit.sampling, seed=(submit.sampling.seed + index % count) & _MASK64),
+            sampling=replace(submit.sampling, seed=(submit.sampling.seed + index % count) & _MASK64),
         )
         for index, submit in enumerate(each for each in submits for _ in range(count))
     ]
