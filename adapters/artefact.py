@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,6 +23,7 @@ from adapters.content_digest import EachChunk, file_identity, hash_file, ignore_
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
+_DRAFT = re.compile(r"\.(.+)\.(?:new|old)-\d+-[0-9a-f]{8}")
 CORRUPT = "corrupt.json"
 NOTES = frozenset({MANIFEST, VERIFIED, CORRUPT})
 KEPT_SUFFIX = ".kept"
@@ -77,7 +80,6 @@ def publish(draft: Path, final: Path, aside: Path) -> None:
 
 
 def list_kept(directory: Path) -> list[Path]:
-    """Return the files that say what of a draft is finished."""
     return list(directory.rglob(f"*{KEPT_SUFFIX}"))
 
 
@@ -153,7 +155,6 @@ def read_boot_id() -> str:
 
 
 def _identities(directory: Path) -> dict[str, list[int]]:
-    """Return what changes when a file of the artefact, or its manifest, is written or replaced."""
     manifest = read_manifest(directory)
     names = [MANIFEST, *manifest["files"]] if manifest is not None else []
     with suppress(OSError):
@@ -206,3 +207,42 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def draft_name(artefact: Path, purpose: str) -> Path:
+    return artefact.with_name(f".{artefact.name}.{purpose}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def find_drafted(draft: Path) -> Path | None:
+    """Return the artefact that a directory is a draft of, None where it is none."""
+    match = _DRAFT.fullmatch(draft.name)
+    return draft.with_name(match[1]) if match else None
+
+
+def remove_drafts(artefact: Path) -> None:
+    """Remove the drafts of one artefact. The caller holds its lock, so whoever began them is dead or done."""
+    for draft in list_drafts(artefact):
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def take_draft(artefact: Path, draft: Path) -> None:
+    """Go on with the draft that somebody left who had finished a part, or begin a new one. Raises OSError. The caller
+    holds the artefact's lock."""
+    left = max(filter(list_kept, list_drafts(artefact)), key=lambda draft: draft.stat().st_mtime_ns, default=None)
+    if left is None:
+        draft.mkdir()
+    else:
+        left.rename(draft)
+    for other in list_drafts(artefact):
+        if other != draft:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def list_drafts(artefact: Path) -> list[Path]:
+    return list(artefact.parent.glob(f".{artefact.name}.*"))
+
+
+def count_disk_bytes(directory: Path) -> int:
+    with suppress(OSError):
+        return sum(path.stat().st_blocks * 512 for path in directory.rglob("*"))
+    return 0

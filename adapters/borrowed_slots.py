@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from adapters.contract import Capabilities, CapacityError, ForwardResult, PendingForward, Segment, StagedModel
-from device_profiles.workload import ModelSpec
+from adapters.contract import CapacityError, ForwardResult, PendingForward, Segment, StagedModel
 
 
 class BorrowedSlots:
@@ -15,21 +14,9 @@ class BorrowedSlots:
     cache's blocks and what is remembered of prompts are shared. One thread calls all of them."""
 
     def __init__(self, model: StagedModel, free: list[int]) -> None:
-        self._model = model
-        self._free = free
+        self._model, self._free = model, free
+        self.stages, self.spec, self.capabilities = model.stages, model.spec, model.capabilities
         self._own: dict[int, int] = {}  # the model's slot, by the number that it has here
-
-    @property
-    def stages(self) -> int:
-        return self._model.stages
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._model.spec
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._model.capabilities
 
     def move(self, slot: int, other: BorrowedSlots, into: int) -> None:
         """Let another one of the same model have what a slot holds, as its free slot `into`."""

@@ -121,5 +121,4 @@ def _vary_border(model: LoadedModel, probe: Probe) -> str:
 
 
 def _run(model: LoadedModel, slot: int, start: int, tokens: Sequence[int]) -> Logits:
-    """Return the logits of all rows of a segment."""
     return model.forward([Segment(slot, start, tokens, (0, len(tokens)))]).logits.copy()

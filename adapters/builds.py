@@ -33,6 +33,5 @@ def find_build(library: str) -> tuple[str, str] | None:
 
 
 def describe_lacking(adapter: str) -> str:
-    """Say which library an adapter of ours lacks, and how to have it."""
     library, way_out = LIBRARIES.get(adapter, "outrider"), _WAYS_OUT.get(adapter, "pip install outrider")
     return f"{library} is not installed: it is the runtime of {adapter}; {way_out}"

@@ -80,22 +80,17 @@ class ChatTemplate:
     """A chat template. It is compiled at first use, so a broken one does not stop plain completions."""
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
-        self._source = source
+        self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
     @property
-    def source(self) -> str:
-        """Its text."""
-        return self._source
-
-    @property
     def takes_tools(self) -> bool:
         """Whether the template tells the model of tools, and of calls as `<tool_call>{...}</tool_call>` (Hermes'
         form, which Qwen and others are trained on)."""
-        return re.search(r"\btools\b", self._source) is not None and "<tool_call>" in self._source
+        return re.search(r"\btools\b", self.source) is not None and "<tool_call>" in self.source
 
     def render(
         self,
@@ -146,7 +141,7 @@ class ChatTemplate:
             "namespace": _Namespace,
         }
         environment.filters["tojson"] = _tojson
-        return environment.from_string(self._source)
+        return environment.from_string(self.source)
 
 
 def is_failure(error: Exception) -> bool:

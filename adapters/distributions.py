@@ -44,8 +44,6 @@ class RefusedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ForeignAdapters:
-    """What other distributions bring."""
-
     usable: Mapping[str, ForeignAdapter] = field(default_factory=dict)
     refused: Sequence[RefusedAdapter] = ()
 
@@ -90,7 +88,6 @@ def list_foreign() -> tuple[list[str], list[str]]:
 
 
 def describe_foreign(name: str) -> str:
-    """Return an adapter's name with its distribution, for messages."""
     adapter = find_foreign().usable[name]
     return f"the adapter {name} of {adapter.distribution} {adapter.version}".rstrip()
 

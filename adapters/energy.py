@@ -22,7 +22,6 @@ class EnergyMeter:
 
 
 def energy_meter(kind: str, index: int = 0, powercap: Path = POWERCAP) -> EnergyMeter:
-    """Return the meter of a device of that kind ("cpu", "cuda", ...)."""
     if kind == "cpu":
         return _rapl(powercap)
     if kind == "cuda":

@@ -106,7 +106,6 @@ class GgufFacts:
 
     @property
     def cuts_anywhere(self) -> bool:
-        """Whether what it remembers of a text can be cut at any position."""
         return self.memory is Memory.KV_CACHE
 
     @property
@@ -121,7 +120,6 @@ class GgufFacts:
 
     @property
     def all_layers(self) -> LayerRange:
-        """Return the range of all layers."""
         return LayerRange(0, self.layers)
 
     @property
@@ -253,7 +251,6 @@ class _Kv:
 
 
 def _list_parts(tensors: Sequence[GgufTensor], layers: int) -> list[dict[str, GgufTensor]]:
-    """Return the tensors of each layer, by their names in it."""
     parts: list[dict[str, GgufTensor]] = [{} for _ in range(layers)]
     for tensor in tensors:
         match = _IN_LAYER.fullmatch(tensor.name)
@@ -367,7 +364,6 @@ def _list_matrices(part: dict[str, GgufTensor]) -> Iterator[tuple[str, int]]:
 
 
 def _count_outside(tensors: Sequence[GgufTensor]) -> int:
-    """Return the weights of the matrices that belong to no layer."""
     return sum(
         math.prod(tensor.shape) for tensor in tensors if len(tensor.shape) > 1 and not _IN_LAYER.match(tensor.name)
     )

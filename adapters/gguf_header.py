@@ -211,11 +211,9 @@ class _Cursor:
         self.at = 0
 
     def number(self, kind: struct.Struct) -> int:
-        """Return the next number."""
         return int(self.scalar(kind))
 
     def scalar(self, kind: struct.Struct) -> int | float | bool:
-        """Return the next scalar in its own type."""
         if self.at + kind.size > len(self.raw):
             raise _Short
         value: int | float | bool = kind.unpack_from(self.raw, self.at)[0]
@@ -223,7 +221,6 @@ class _Cursor:
         return value
 
     def text(self) -> str:
-        """Return the next string."""
         size = self.number(_U64)
         start = self.at
         self.skip(size)
@@ -239,7 +236,6 @@ class _Cursor:
         self.at += size
 
     def array(self) -> GgufArray:
-        """Step over the next array."""
         kind, count = self.number(_U32), self.number(_U64)
         offset = self.at
         scalar = _SCALARS.get(kind)

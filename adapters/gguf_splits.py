@@ -37,7 +37,6 @@ def list_names(name: str) -> tuple[str, ...]:
 
 
 def strip_number(name: str) -> str:
-    """Return the name of a file without what says which of how many it is."""
     match = _NAME.fullmatch(name)
     return f"{match['base']}.gguf" if match else name
 

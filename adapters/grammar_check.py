@@ -11,12 +11,26 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
-from adapters.grammar_words import name_rule
 from adapters.schema_emptiness import find_empty_part
 
+_OF_SCHEMA = re.compile(r"at (?P<line>\d+)\(\d+\): failed to compile JSON schema: (?P<words>.*)", re.DOTALL)
+_EXCERPT = re.compile(r"\n\s*\d+ \| ")
+_RULE = re.compile(r"\w+: ")
 KINDS: Final = ("json_schema", "regex", "lark")
 _MOST_WORDS: Final = 1000  # characters: the library may tell the whole grammar again
 _EMBEDDED: Final = re.compile(r"^(\w+): %json ", re.MULTILINE)
+
+
+def name_rule(text: str, problem: str) -> str:
+    """Return what is wrong with a JSON schema within a Lark grammar, behind its rule's name ("arguments_0: ..."). Other
+    problems are returned as they are, without the lines of the grammar."""
+    words = _EXCERPT.split(problem, maxsplit=1)[0]
+    match = _OF_SCHEMA.fullmatch(words)
+    if match is None:
+        return words
+    lines = text.split("\n")
+    rule = _RULE.match(lines[int(match["line"]) - 1]) if 0 < int(match["line"]) <= len(lines) else None
+    return match["words"] if rule is None else rule[0] + match["words"]
 
 
 def find_grammar_problem(kind: str, text: str) -> str:

@@ -53,7 +53,6 @@ def runtime_version(adapter: str) -> str:
 
 
 def hardware(profile: DeviceProfile) -> Hardware:
-    """Return what the device behind a runtime's device is."""
     kind = name_device_kind(profile)
     if kind == "cpu":
         return processor()
@@ -69,7 +68,6 @@ def name_device_kind(profile: DeviceProfile) -> str:
 
 
 def processor() -> Hardware:
-    """Return what this machine's processor is."""
     facts = _cpuinfo()
     flags = set((facts.get("flags") or facts.get("Features") or "").split())
     name = facts.get("model name") or platform.processor() or platform.machine()

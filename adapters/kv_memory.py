@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import KvLayout, OutOfMemory
+from adapters.pooled import Bytes, PooledModel
 
 _MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000  # Linux; the mmap module does not name them all
 _ANYWHERE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -191,5 +192,22 @@ class _System:
         return int(place)
 
     def unmap(self, address: int, length: int) -> None:
-        """Give memory back."""
         self._munmap(address, length)
+
+
+class MappedModel(PooledModel):
+    """A model whose KV cache lies in a `KvMemory`."""
+
+    _memory: KvMemory
+
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
+        return self._memory.read(cache, slot, table, start)
+
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: Bytes) -> None:
+        self._memory.write(cache, slot, table, span, pages)
+
+    def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._memory.copy(sources, targets)
+
+    def _erase(self, blocks: Sequence[int]) -> None:
+        self._memory.erase(blocks)

@@ -98,12 +98,10 @@ class Capabilities:
 
     @property
     def activations(self) -> Precision:
-        """The number format of activations."""
         return self.numerical_class.activations
 
     @property
     def kv_cache(self) -> Precision:
-        """The number format of the KV cache."""
         return self.numerical_class.kv_cache
 
 
@@ -230,7 +228,6 @@ class LayerRange:
     end: int
 
     def __str__(self) -> str:
-        """Return the first and the last layer's numbers, in words."""
         return f"layers {self.first} to {self.end - 1}"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapters import registry
+from adapters.content_digest import full_identity
 from adapters.contract import NO_REWIND, AdapterError, AdapterUnavailable, ModelRefused
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.gguf_keys import NotConvertible
@@ -53,13 +54,12 @@ def check_files(path: Path, file_bytes: int | None = None, adapter: str = "") ->
     return spec
 
 
-def _mark(path: Path) -> tuple[int, int, int]:
-    """Return what changes with a file; zeros where it cannot be looked at, which its reader tells."""
+def _mark(path: Path) -> tuple[int, ...]:
+    """Return what changes with a file; () where it cannot be looked at, which its reader tells."""
     try:
-        facts = path.stat()
+        return tuple(full_identity(path))
     except OSError:
-        return (0, 0, 0)
-    return facts.st_size, facts.st_mtime_ns, facts.st_ino
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _Head:
 
 
 @lru_cache(maxsize=16)  # a start asks several times, and a vocabulary of 262,144 tokens takes half a second
-def _read_head(path: Path, file_bytes: int | None, marks: tuple[tuple[int, int, int], ...]) -> _Head:
+def _read_head(path: Path, file_bytes: int | None, marks: tuple[tuple[int, ...], ...]) -> _Head:
     del marks  # of the key alone
     return _judge_header(read_model_header(path, file_bytes))
 
@@ -170,7 +170,6 @@ def explain_no_drafts(spec: DecoderSizes | None) -> str:
 
 
 def _describe_draft(name: str, outputs: int, vocabulary_size: int) -> str:
-    """Say why a draft of few outputs is no target."""
     return (
         f"{name}: it is a draft (draft_vocab_size), which can say {outputs} of {vocabulary_size} tokens only. "
         "Name it under `drafts`, and its target under `model`."

@@ -24,7 +24,6 @@ def digest_at_hand(source: str, base: Path, store: Path, adapter: str = "") -> s
 
 
 def digest_simulated_model(source: str) -> str:
-    """Return what stands for the digest of a simulated model."""
     return f"simulated-{zlib.crc32(parse_simulated_script(source).encode()):08x}"
 
 

@@ -39,7 +39,6 @@ class HeadRecipe:
         self._directory = directory
 
     def recipe(self) -> str:
-        """Return the format."""
         return f"model head, {_FORMAT}"
 
     def prepare(self, source: Path, target: Path, progress: Progress) -> None:
@@ -79,7 +78,6 @@ class _Kept:
             os.fsync(whole.fileno())
 
     def is_in(self, file: Path) -> bool:
-        """Return whether a file has this size and these pieces."""
         try:
             with self.head.open("rb") as kept, file.open("rb") as whole:
                 if whole.seek(0, os.SEEK_END) != self.size:

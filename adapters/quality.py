@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 _FILE = "quality.json"
 _FORMAT = 1
 _KEY = ("device", "activations", "kv_cache", "exactness")
+
+
+def log_probabilities(rows: NDArray[Any], following: Sequence[int]) -> list[float]:
+    """Return log softmax of each row, (tokens, vocabulary), at the token that follows it."""
+    wide = rows.astype(np.float64)
+    top = wide.max(axis=1)
+    total = top + np.log(np.exp(wide - top[:, None]).sum(axis=1))
+    return [float(value) for value in wide[np.arange(len(wide)), np.asarray(following)] - total]
 
 
 def read_quality(artefact: Path) -> list[dict[str, Any]]:

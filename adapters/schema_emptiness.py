@@ -43,7 +43,6 @@ class _Way:
     often: list[int] = field(default_factory=list)
 
     def works(self, full: Sequence[bool]) -> bool:
-        """Whether it does, where these parts can be satisfied."""
         if not all(full[part] for part in self.needed):
             return False
         return (
@@ -202,7 +201,6 @@ def _list_choices(schemas: _Schemas, resolve: Callable[[Any], Any]) -> Iterator[
 
 
 def _list_kinds(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the kinds of value that a schema allows, "integer" beside "number"."""
     named = schema.get("type")
     names = frozenset([named] if isinstance(named, str) else filter(_is_text, _read_list(schema, "type")))
     kinds = _KINDS if not names else names | ({"integer"} if "number" in names else frozenset())
@@ -223,7 +221,6 @@ def _name_kinds(value: Any) -> frozenset[str]:
 
 
 def _list_values(schema: Mapping[str, Any], name: str) -> list[Any]:
-    """Return what a schema says of the value of a property."""
     named, patterns = _read_table(schema, "properties"), _read_table(schema, "patternProperties")
     schemas = [named[name]] if name in named else []
     for pattern, value in patterns.items():

@@ -23,6 +23,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.kv_blocks import BlockPool
+from adapters.pooled import PooledSlots
 
 _CLOSE_S = 10.0
 """The longest wait for what a shard is at when it is closed."""
@@ -30,15 +31,15 @@ _CLOSE_S = 10.0
 _Call = Callable[[], None]
 
 
-class Stage:
+class Stage(PooledSlots):
     """See the module. One thread calls it; `start` hands out futures that any thread may wait for."""
 
     def __init__(self, shard: CountedShard) -> None:
+        super().__init__(BlockPool(shard.block_rules))
         self.shard = shard
         self.layers = shard.layers
         self.spec = shard.spec
         self.capabilities = shard.capabilities
-        self._pool = BlockPool(shard.block_rules)
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._broken: AdapterError | None = None
         self._thread: threading.Thread | None = threading.Thread(
@@ -72,17 +73,7 @@ class Stage:
         """Refuse what is beyond the capabilities. Raises Unsupported, and DeviceLost where the shard is of no more
         use."""
         self._refuse_broken()
-        caps = self.capabilities
-        self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
-
-    def count_cached_positions(self, slot: int) -> int:
-        return self._pool.count_cached_positions(slot)
-
-    def free_blocks(self) -> int:
-        return self._pool.free
-
-    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
-        return self._pool.count_needed_blocks(batch)
+        self._check(batch)
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         positions = self._pool.attach(slot, tokens)

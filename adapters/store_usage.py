@@ -55,11 +55,9 @@ class StoreUsage:
 
     @property
     def unused_bytes(self) -> int:
-        """What removing all that is not used would free."""
         return sum(artefact.size_bytes for artefact in self.unused)
 
     def to_status(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
         unused = [{**asdict(artefact), "path": str(artefact.path)} for artefact in self.unused]
         figures = {"total_bytes": self.total_bytes, "sources": self.sources, "used_bytes": self.used_bytes}
         return {"root": str(self.root), **figures, "unused_bytes": self.unused_bytes, "unused": unused}

@@ -69,7 +69,9 @@ class Tokenizer:
     def __init__(self, vocabulary: _Vocabulary, template: ChatTemplate | None) -> None:
         self._vocabulary = vocabulary
         self._template = template
-        hidden = self.control_ids
+        self.eos_ids, self.vocabulary_size = vocabulary.eos_ids, len(vocabulary.pieces)
+        self.bos_id, self.adds_bos = vocabulary.bos_id, vocabulary.add_bos
+        self.control_ids = hidden = frozenset(vocabulary.controls.ids.values())
         self._shown = [b"" if index in hidden else piece for index, piece in enumerate(vocabulary.pieces)]
         self._controls = vocabulary.controls.pattern
 
@@ -144,31 +146,6 @@ class Tokenizer:
     def render_by(self, replace: Callable[[ChatTemplate], ChatTemplate]) -> None:
         """Let another template stand for the model's own, where it has one: as one that is run elsewhere."""
         self._template = None if self._template is None else replace(self._template)
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """The ids that end an answer."""
-        return self._vocabulary.eos_ids
-
-    @property
-    def bos_id(self) -> int | None:
-        """The id that begins a text, where the model has one."""
-        return self._vocabulary.bos_id
-
-    @property
-    def control_ids(self) -> frozenset[int]:
-        """The ids of control tokens."""
-        return frozenset(self._vocabulary.controls.ids.values())
-
-    @property
-    def adds_bos(self) -> bool:
-        """Whether the model wants `bos_id` before a text."""
-        return self._vocabulary.add_bos
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many ids there are."""
-        return len(self._vocabulary.pieces)
 
     def describe(self) -> dict[str, Any]:
         """Return what a tokenizer_config.json of Hugging Face's says: the texts of special tokens, and the template."""
@@ -293,7 +270,6 @@ class Tokenizer:
         return join_bytes(self._vocabulary.pieces, [token_id])
 
     def decoder(self) -> TokenTextDecoder:
-        """Return a decoder for one answer."""
         return TokenTextDecoder(self._shown)
 
     def _split_and_encode(self, text: str, guard: str, *, special: bool = True) -> list[int]:
@@ -319,7 +295,6 @@ def load_tokenizer(directory: str) -> Tokenizer:
 
 
 def byte_texts() -> list[str]:
-    """Return the texts of the toy tokenizer's ids."""
     blank = _BYTE_VOCABULARY_SIZE - 256 - len(_BYTE_CONTROLS)
     unused = [f"<|unused_{index}|>" for index in range(blank)]
     return [*map(chr, range(256)), *_BYTE_CONTROLS.values(), *unused]

@@ -158,5 +158,4 @@ def cut_of(name: str) -> Cut | None:
 
 
 def list_cuts() -> list[str]:
-    """Return the names of all cuts, sorted."""
     return sorted(_STEPS)

@@ -2,11 +2,17 @@
 
 Byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiece's BPE ("llama"). For the first, `tokenizer.ggml.pre`
 names how text is cut before the merges (`adapters.tokenizer_cuts`). SentencePiece does not cut.
+
+A SentencePiece vocabulary of a GGUF file (`tokenizer.ggml.model` "llama") as a tokenizer of `tokenizers`.
+
+SentencePiece joins the neighbours whose join has the highest score, the leftmost where several have it; the file
+holds scores and no merges. Each way to cut a token into two tokens is a merge, ranked by the token's score, as
+transformers makes them from the same vocabularies (convert_slow_tokenizer.py, generate_merges).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +20,7 @@ from adapters.chat_template import ChatTemplate
 from adapters.contract import ModelRefused, Progress
 from adapters.gguf_header import GgufHeader
 from adapters.tokenizer_cuts import Cut, cut_of, list_cuts
-from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, write_meta
-from adapters.tokenizer_spm import adds_space, library_of, read_scores
+from adapters.tokenizer_files import END_OF_TURN, FORMAT, METASPACE, TOKENIZER_FILE, TokenizerMeta, write_meta
 from device_profiles.workload import vocabulary_fingerprint
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -26,6 +31,58 @@ _PHI3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
 _USUAL_IDS = {"bos": 1, "eos": 2}
 
 _NO_ID = {0xFFFFFFFF, -1}  # what converters write for a token that a model has not
+
+
+def library_of(header: GgufHeader, tokens: Sequence[str], normal: Collection[int], unknown: int | None) -> Any:
+    """Return the library's tokenizer, without added tokens. `normal`: the ids that text is made of by merging.
+
+    Raises ModelRefused where scores are missing.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = read_scores(header, tokens)
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=merges_of(tokens, scores, normal),
+            byte_fallback=True,
+            fuse_unk=True,
+            unk_token=None if unknown is None else tokens[unknown],
+        )
+    )
+    spaces = normalizers.Replace(" ", METASPACE)
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(METASPACE), spaces]) if adds_space(header) else spaces
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+def adds_space(header: GgufHeader) -> bool:
+    """Return whether a space is put before a text; it is unless the file says no. Raises ModelRefused where what it
+    says is neither."""
+    return header.flag("tokenizer.ggml.add_space_prefix") is not False
+
+
+def read_scores(header: GgufHeader, tokens: Sequence[str]) -> list[float]:
+    """Return the scores of all tokens in id order. Raises ModelRefused where they are missing."""
+    scores = header.floats("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ModelRefused(f"{header.path.name}: it lacks its tokens' scores (damaged). Choose another model file.")
+    return scores
+
+
+def merges_of(tokens: Sequence[str], scores: Sequence[float], normal: Collection[int]) -> list[tuple[str, str]]:
+    """Return all merges, the best first; among the cuts of one token the one with the longest left half."""
+    parts = {tokens[index] for index in normal}
+    merges: list[tuple[float, int, str, int]] = []
+    for index in normal:
+        token = tokens[index]
+        for cut in range(1, len(token)):
+            if token[:cut] in parts and token[cut:] in parts:
+                merges.append((-scores[index], index, token, -cut))
+    merges.sort()
+    return [(token[:-cut], token[-cut:]) for _, _, token, cut in merges]
 
 
 def write_gguf_tokenizer(header: GgufHeader, target: Path, progress: Progress) -> None:

@@ -52,7 +52,6 @@ class _Form:
     serial: bool
 
     def rows(self, sample: StepSample) -> list[float]:
-        """Return the rows of each sequence, padding included."""
         rows = [float(max(count, self.least_rows)) for count in sample.rows]
         missing = self.least_forward_rows - sum(rows)
         return [count + max(0.0, missing) / len(rows) for count in rows]
@@ -68,7 +67,6 @@ def fit_steps(samples: Sequence[StepSample], least_rows: int = 1, least_forward_
 
 
 def error_of(cost: StepCost, sample: StepSample) -> float:
-    """Return how far a prediction is from a sample, as a share of the sample."""
     return abs(_predict_ms(cost, sample) - sample.ms) / sample.ms
 
 
@@ -104,7 +102,6 @@ def _cross_validate(samples: Sequence[StepSample], form: _Form) -> StepFit:
 
 
 def _fold(samples: Sequence[StepSample], fold: int, form: _Form) -> list[float]:
-    """Return the errors on a fifth of the samples, of a fit over the others."""
     unseen = [sample for index, sample in enumerate(samples) if index % _FOLDS == fold]
     seen = [sample for index, sample in enumerate(samples) if index % _FOLDS != fold]
     if not seen:
@@ -166,7 +163,6 @@ def _compute_step_share(rows: float, knots: Sequence[float], index: int) -> floa
 
 
 def _predict_ms(cost: StepCost, sample: StepSample) -> float:
-    """Return the cost of a forward whose sequences need not be alike."""
     unknowns = [
         *np.diff(cost.row_ms, prepend=0.0),
         cost.sequence_ms,

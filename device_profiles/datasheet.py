@@ -25,8 +25,6 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Where figures are from."""
-
     title: str
     url: str
 
@@ -69,7 +67,6 @@ class Datasheet:
         return figure.value * TERA if figure else 0.0
 
     def figures(self) -> dict[str, Figure]:
-        """Return all that is known, by name."""
         named = {
             "memory_gb": self.memory_gb,
             "bandwidth_gb_per_s": self.bandwidth_gb_per_s,

@@ -80,7 +80,6 @@ def name_device_counters(device: str) -> str:
 
 
 def name_counters(device: str) -> str:
-    """Return the device whose counters tell of a runtime's device."""
     if device.startswith(PROCESSOR):
         return PROCESSOR
     return f"{device}:0" if device == "CUDA" else device

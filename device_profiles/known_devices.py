@@ -64,12 +64,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def load_known_devices() -> dict[str, Datasheet]:
     """Return the shipped descriptions by name."""
-    return load_directory(LIBRARY)
-
-
-def load_directory(directory: Path) -> dict[str, Datasheet]:
-    """Return the descriptions of a directory's *.yaml by name. Raises DatasheetError."""
-    return {sheet.name: sheet for sheet in (load_datasheet(path) for path in sorted(directory.glob("*.yaml")))}
+    return {sheet.name: sheet for sheet in (load_datasheet(path) for path in sorted(LIBRARY.glob("*.yaml")))}
 
 
 def load_datasheet(path: Path) -> Datasheet:

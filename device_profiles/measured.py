@@ -93,7 +93,6 @@ class RoundOverhead:
     row_ms: float = 0.0
 
     def ms(self, sequences: float, rows: float) -> float:
-        """Return it for a round."""
         return self.round_ms + self.sequence_ms * sequences + self.row_ms * rows
 
 

@@ -92,12 +92,10 @@ class MemoryPlan:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Each part by its name."""
         return {part: getattr(self, part) for part in self.PARTS}
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.process + self.weights + self.kv_cache + self.workspace
 
 

@@ -106,12 +106,10 @@ class MeasuredClasses:
 
     @property
     def finding(self) -> ClassFinding | None:
-        """What was taken."""
         return self.findings[self.chosen] if self.chosen >= 0 else None
 
     @property
     def rejected(self) -> tuple[ClassFinding, ...]:
-        """What was not."""
         return tuple(finding for place, finding in enumerate(self.findings) if place != self.chosen)
 
 

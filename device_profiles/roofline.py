@@ -19,7 +19,6 @@ class Roofline:
 
     @property
     def bound(self) -> Literal["memory", "compute"]:
-        """What bounds a forward of one row."""
         return "memory" if self.turns_at_rows >= 1.0 else "compute"
 
     @property

@@ -89,11 +89,9 @@ class ProfileStore:
         return True
 
     def devices(self) -> list[MeasuredDevice]:
-        """Return the devices that can be read."""
         return self._all(MeasuredDevice)
 
     def models(self, fingerprint: str | None = None) -> list[MeasuredModel]:
-        """Return the models that can be read, on one device or on all."""
         return [model for model in self._all(MeasuredModel) if fingerprint is None or model.fingerprint == fingerprint]
 
     def classes(self, fingerprint: str | None = None) -> list[MeasuredClasses]:
@@ -105,15 +103,12 @@ class ProfileStore:
         ]
 
     def pairs(self) -> list[PairAcceptance]:
-        """Return the pairs that can be read."""
         return self._all(PairAcceptance)
 
     def texts(self) -> list[TargetTexts]:
-        """Return the targets' texts that can be read."""
         return self._all(TargetTexts)
 
     def links(self) -> list[LinkProfile]:
-        """Return the links that can be read."""
         return self._all(LinkProfile)
 
     def _all(self, kind: type[_T_Stored]) -> list[_T_Stored]:

@@ -79,7 +79,6 @@ class DecoderShape:
 
     @property
     def elements(self) -> int:
-        """All of them."""
         return self.layers * self.layer_elements + self.end_elements
 
     @property

@@ -19,7 +19,6 @@ def has_room(directory: Path, least_bytes: int) -> bool:
 
 
 def sync_directory(directory: Path) -> None:
-    """Force the names in a directory to the disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

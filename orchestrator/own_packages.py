@@ -9,7 +9,6 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def with_our_packages(environment: dict[str, str]) -> dict[str, str]:
-    """Return an environment in which our packages can be imported."""
     if _ROOT.name in ("site-packages", "dist-packages"):
         return environment
     known = environment.get("PYTHONPATH")  # a checkout that is not installed

@@ -65,7 +65,6 @@ class HostNames:
         return len(self._given)
 
     def replace(self, text: str) -> str:
-        """Return a text with other names."""
         if self._names is not None:
             text = self._names.sub(lambda found: self._rename(found[0]), text)
         return _ADDRESS.sub(lambda found: self._rename_address(found[0]), text)

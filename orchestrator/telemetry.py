@@ -220,7 +220,6 @@ class LoopGuard:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Run one turn within it."""
         try:
             yield
         except Exception as error:

@@ -27,8 +27,8 @@ from orchestrator.config.load import load_config
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.recommend.decode import read_prompts
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding
+from orchestrator.recommend.run import read_prompts
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource, load_target

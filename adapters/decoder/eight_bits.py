@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from adapters.decoder.lattice import GROUP_SIZE, requantise
-from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Tensor, Weights
+from adapters.decoder.spec import Dense, Grouped, Tensor, Weights
 
 _MIDDLE = 128
 _NARROW_BITS = 4
@@ -20,19 +20,8 @@ class EightBitWeights:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-
-    @property
-    def spec(self) -> DecoderSpec:
-        return self._weights.spec
-
-    @property
-    def label(self) -> str:
-        """Name the format and what it was made from."""
-        return f"int8 (from {self._weights.label})"
-
-    @property
-    def output_ids(self) -> tuple[int, ...]:
-        return self._weights.output_ids
+        self.spec, self.output_ids = weights.spec, weights.output_ids
+        self.label = f"int8 (from {weights.label})"
 
     def tensor(self, name: str) -> Tensor:
         return eight_bits(self._weights.tensor(name))

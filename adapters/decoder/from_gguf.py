@@ -131,7 +131,6 @@ class GgufWeights:
         return ModelRefused(f"{self._header.path.name}: {reason}. Convert the model again, or choose another one.")
 
     def _with_rope_factors(self, spec: DecoderSpec) -> DecoderSpec:
-        """Divide the frequencies by what the file has for each."""
         stored = self._tensors.get(ROPE_FACTORS)
         if stored is None:
             return spec

@@ -118,7 +118,6 @@ def refuse_unread_keys(header: GgufHeader, spec: DecoderSpec) -> None:
 
 
 def _is_idle(rest: str, value: Scalar | GgufArray, spec: DecoderSpec) -> bool:
-    """Return whether a key says at this value what is computed without it."""
     if rest in _HEADS_OF_SLIDING and not any(spec.windows):
         return True
     if isinstance(value, GgufArray):
@@ -172,12 +171,10 @@ def read_number(header: GgufHeader, key: str, default: float) -> float:
 
 
 def refuse_key(header: GgufHeader, key: str, reason: str) -> ModelRefused:
-    """Return the refusal of a file for the value of one of its keys."""
     return ModelRefused(_describe(header, key, reason))
 
 
 def refuse_conversion(header: GgufHeader, key: str, reason: str) -> NotConvertible:
-    """Return the refusal of a file for what one of its keys says of the computation."""
     return NotConvertible(_describe(header, key, reason))
 
 

@@ -74,7 +74,6 @@ _FAMILIES = {
 
 
 def tensor_name(canonical: str) -> str:
-    """Return what GGUF files call the tensor of a canonical name."""
     layer, _, rest = canonical.rpartition(".")
     return f"blk.{layer}.{_IN_LAYER[rest]}" if layer else _WHOLE[rest]
 

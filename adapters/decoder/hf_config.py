@@ -1,7 +1,11 @@
 """From the config.json of a Hugging Face model to a DecoderSpec.
 
 What a family computes is in its class of `transformers` (models/<family>/modeling_<family>.py); files leave out
-keys that have a default there, so the defaults are repeated here, per family. Ropes: adapters/decoder/hf_rope.py.
+keys that have a default there, so the defaults are repeated here, per family. Ropes: adapters/decoder/hf_config.py.
+
+The rotary embedding that a config.json describes, wherever its parameters stand in the file.
+
+Both ways of writing are read: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5).
 """
 
 from __future__ import annotations
@@ -12,11 +16,118 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from adapters.contract import ModelRefused
-from adapters.decoder.config_reader import ConfigReader
-from adapters.decoder.hf_rope import SLIDING, read_context_length, read_ropes
-from adapters.decoder.spec import MOST_HEAD_DIM, MOST_LAYERS, DecoderSpec
+from adapters.decoder.rope import RopeRefused, extend_context, rope_from
+from adapters.decoder.spec import MOST_COUNT, MOST_HEAD_DIM, MOST_LAYERS, DecoderSpec, Rope
 
+_MOST_NUMBER = 1e30  # more is damage
+SLIDING = "sliding_attention"
 CONFIG_FILE = "config.json"
+
+
+class ConfigReader:
+    """Values of a config by key, checked; what is null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def get(self, key: str) -> Any:
+        """Return a value as it is, None where there is none."""
+        return self.values.get(key)
+
+    def count(self, key: str, default: int | None = None, most: int = MOST_COUNT) -> int:
+        """Return a whole number from 1. Raises ModelRefused."""
+        value = self._present(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.build_refusal(key, f"{value!r} is no whole number from 1 to at most {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
+        """Return a number of zero or more, or above zero where it is to be `positive`. Raises ModelRefused."""
+        value = self._present(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_NUMBER:
+            raise self.build_refusal(key, f"{value!r} is no number of zero or more")
+        if positive and not value:
+            raise self.build_refusal(key, "it is 0")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """Return whether a key is true; it is not where it is absent. Raises ModelRefused."""
+        value = self.get(key)
+        if not isinstance(value, bool | None):
+            raise self.build_refusal(key, f"{value!r} is neither true nor false")
+        return bool(value)
+
+    def _present(self, key: str, default: float | None) -> Any:
+        value = self.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.build_refusal(key, "it is missing")
+        return value
+
+    def build_refusal(self, key: str, reason: str) -> ModelRefused:
+        return ModelRefused(f"{self.where}: {key}: {reason}. Choose another model, or mend the file.")
+
+
+def read_ropes(reader: ConfigReader, family: str, kinds: list[str], head_dim: int) -> tuple[Rope, ...]:
+    """Return each layer's rope, by the kinds of the layers. Gemma 3 has one for sliding layers and one for the others.
+
+    Raises ModelRefused, by the key.
+    """
+    by_kind = {kind: _rope_parameters(reader, family, kind) for kind in sorted(set(kinds))}
+    made = {}
+    for kind, parameters in by_kind.items():
+        try:
+            made[kind] = rope_from(parameters, head_dim)
+        except RopeRefused as error:
+            raise reader.build_refusal(_rope_key(reader), str(error)) from error
+    return tuple(made[kind] for kind in kinds)
+
+
+def _rope_key(reader: ConfigReader) -> str:
+    """Return which of the two keys counts where both are there: transformers' order."""
+    return "rope_parameters" if reader.get("rope_parameters") and not reader.get("rope_scaling") else "rope_scaling"
+
+
+def _rope_parameters(reader: ConfigReader, family: str, kind: str) -> dict[str, Any]:
+    """Return the parameters of the rope of one kind of layer, with those that stand elsewhere in the file."""
+    key = _rope_key(reader)
+    given = reader.get(key) or {}
+    if not isinstance(given, Mapping):
+        raise reader.build_refusal(key, "it must be a mapping")
+    parameters = given.get(kind, given)
+    if not isinstance(parameters, Mapping):
+        raise reader.build_refusal(key, f"{kind} must be a mapping")
+    if family == "gemma3" and kind == SLIDING and kind not in given:
+        parameters = {"rope_theta": reader.get("rope_local_base_freq")}
+    context, original = reader.count("max_position_embeddings"), reader.get("original_max_position_embeddings")
+    basis = {
+        "rope_theta": reader.number("rope_theta", default=10_000.0),
+        "partial_rotary_factor": reader.get("partial_rotary_factor"),
+        "original_max_position_embeddings": context,
+    }
+    rope = basis | dict(parameters) | ({} if original is None else {"original_max_position_embeddings": original})
+    if "yarn" in (rope.get("rope_type"), rope.get("type")) and rope.get("factor") is None:
+        rope["factor"] = context / reader.count("original_max_position_embeddings", default=_whole(rope, context))
+    return rope
+
+
+def _whole(parameters: Mapping[str, Any], default: int) -> int:
+    length = parameters["original_max_position_embeddings"]
+    return length if isinstance(length, int) and length > 0 else default  # what is none is refused with the rope
+
+
+def read_context_length(reader: ConfigReader, family: str, kinds: list[str]) -> int:
+    """Return how many tokens the model reads: YaRN extends what it was trained with by its factor. Raises
+    ModelRefused where that is damage."""
+    context = reader.count("max_position_embeddings")
+    for kind in set(kinds):
+        try:
+            context = max(context, extend_context(_rope_parameters(reader, family, kind), context))
+        except RopeRefused as error:
+            raise reader.build_refusal(_rope_key(reader), str(error)) from error
+    return context
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,6 @@ def decode_in_pieces(
 
 
 def _reserve(piece: Tensor, rows: int) -> Tensor:
-    """Return a tensor of so many rows like this one, not filled yet."""
     if isinstance(piece, Dense):
         return replace(piece, values=_empty_like(piece.values, rows))
     values, scales, zeros = (_empty_like(array, rows) for array in (piece.values, piece.scales, piece.zeros))

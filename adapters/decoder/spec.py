@@ -93,9 +93,7 @@ class DecoderSizes(Protocol):
         """Return how many of `count_elements` are the layers' own."""
         ...
 
-    def count_kv_elements(self, layers: LayerRange) -> int:
-        """Return how many elements these layers keep of a position."""
-        ...
+    def count_kv_elements(self, layers: LayerRange) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,6 @@ class DecoderSpec:
 
     @property
     def projection_rows(self) -> tuple[int, int, int]:
-        """How many rows the matrices of PROJECTIONS have."""
         keys = self.kv_heads * self.head_dim
         return self.heads * self.head_dim, keys, keys
 
@@ -150,7 +147,6 @@ class DecoderSpec:
 
     @property
     def all_layers(self) -> LayerRange:
-        """Return the range of all layers."""
         return LayerRange(0, self.layers)
 
     @property
@@ -223,7 +219,6 @@ class DecoderSpec:
 
 
 def describe_too_many(decoder: DecoderSpec, ranks: int) -> str:
-    """Say why a decoder is not for so many ranks of tensor parallelism, and for how many it is."""
     most = decoder.most_ranks
     return (
         f"{ranks} ranks cannot share a model with {decoder.heads} attention heads and an MLP of {decoder.mlp}; "

@@ -1,13 +1,20 @@
-"""llama.cpp: a GGUF file where it lies, read into memory as the library's kernels want it. Nothing is converted."""
+"""llama.cpp: a GGUF file where it lies, read into memory as the library's kernels want it. Nothing is converted.
+
+Weights that are read while a model is still being prepared: its file is digested and its tokenizer made meanwhile.
+
+Whoever loads the model takes them where the file is still the one that was read, by all that changes with a write.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from adapters.content_digest import full_identity
 from adapters.contract import (
     ALL_LAYERS,
     AdapterError,
@@ -34,13 +41,13 @@ from adapters.llama_cpp.fork_faults import find_fault
 from adapters.llama_cpp.library import choose_library, choose_library_for
 from adapters.llama_cpp.model import LlamaModel
 from adapters.llama_cpp.native import CPU, GgmlDevice, NativeLibrary
-from adapters.llama_cpp.read_ahead import ReadAhead, Weights
 from adapters.llama_cpp.recurrent import RecurrentModel
 from adapters.prepared_facts import Facts, model_spec, read_facts, write_facts
 from device_profiles.memory import LayerCosts, MemoryCosts
 from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
 
+_TELL_EVERY_S = 0.25
 _FIRST_FILE: Final = "model-00001-of-{count:05d}.gguf"
 """The library finds the other files of a split model by the name of the first."""
 _REASON: Final = "error loading model:"
@@ -66,6 +73,73 @@ LAYER_COSTS: Final = LayerCosts(
 )
 """By what the library says of its buffers. Its driver's own part is what a plan leaves free."""
 _KINDS: Final = {"discrete": "", "integrated": ", integrated", "software": ", in software"}
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A file as it is now, and how it is read. `identity`: what changes with any write, () where it is not there."""
+
+    library: NativeLibrary
+    file: Path = field(compare=False)  # a link to it is as good
+    place: Path
+    device: str
+    layers: int
+    repack: bool
+    identity: tuple[int, ...]
+
+    @classmethod
+    def of(cls, library: NativeLibrary, file: Path, device: str, layers: int, *, repack: bool) -> Weights:
+        """Return those of a file, or of what a link leads to."""
+        identity: tuple[int, ...] = ()
+        with suppress(OSError):
+            identity = tuple(full_identity(file))
+        return cls(library, file, file.resolve(), device, layers, repack, identity)
+
+    @property
+    def are_there(self) -> bool:
+        now = Weights.of(self.library, self.file, self.device, self.layers, repack=self.repack)
+        return bool(self.identity) and now == self
+
+    def read(self, tell: Callable[[float], bool]) -> int:
+        return self.library.load_model(self.file, self.device, self.layers, tell, repack=self.repack)
+
+
+class ReadAhead:
+    """Weights that a thread of its own reads onto their device."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._fraction, self._is_wanted = 0.0, True
+        thread = ThreadPoolExecutor(1, "read weights ahead")
+        self._model: Future[int] = thread.submit(weights.read, self._go_on)
+        thread.shutdown(wait=False)
+
+    def _go_on(self, fraction: float) -> bool:
+        self._fraction = fraction
+        return self._is_wanted
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of this process's memory has what was read and nobody took: on other devices none."""
+        is_here = self._is_wanted and self._weights.device == CPU and bool(self._weights.identity)
+        return int(self._fraction * self._weights.identity[0]) if is_here else 0
+
+    def take(self, wanted: Weights, progress: Progress) -> int | None:
+        """Return what reading the same weights gave, once they are read; None where others are wanted, or the file was
+        changed since. Raises what `progress` raises."""
+        while wanted == self._weights and wanted.are_there:
+            progress("load", self._fraction)
+            if wait([self._model], _TELL_EVERY_S).done and wanted.are_there:
+                self._is_wanted = False
+                return self._model.result()
+        return None
+
+    def close(self) -> None:
+        """Give back what nobody took. Idempotent."""
+        if self._is_wanted:
+            self._is_wanted = False
+            if model := self._model.result():
+                self._weights.library.close_model(model)
 
 
 class LlamaCppAdapter:
@@ -272,7 +346,6 @@ def _find_facts(header: GgufHeader) -> Facts:
 
 
 def _explain(library: NativeLibrary, name: str) -> Exception:
-    """Return why a file was not loaded."""
     lines = library.last_words.splitlines() or ["it gives no reason"]
     failure = classify_failure(RuntimeError("\n".join(lines)), library.name)
     if isinstance(failure, OutOfMemory):

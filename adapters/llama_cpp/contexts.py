@@ -144,7 +144,6 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
         return ForwardResult(logits, (time.perf_counter() - started) * 1000.0)
 
     def _run(self, segment: Segment, logits: NDArray[np.float32]) -> None:
-        """Run a segment in as few calls as it takes, and write the rows that are wanted of it."""
         padded = self._pool.count_padded_rows(segment)
         sequence = self._prepare(segment.slot, segment.start, segment.start + padded)
         done = 0

@@ -76,7 +76,6 @@ class ForkLibrary(NativeLibrary):
 
     @property
     def way_out(self) -> str:
-        """See NativeLibrary."""
         return f"install it again: {INSTALL}"
 
     def _check_defaults(self, model: Any, context: Any) -> None:
@@ -85,11 +84,9 @@ class ForkLibrary(NativeLibrary):
             raise AdapterUnavailable(f"the bindings of {DISTRIBUTION} do not fit its library: {self.way_out}")
 
     def list_devices(self) -> list[GgmlDevice]:
-        """See NativeLibrary."""
         return []
 
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
-        """See NativeLibrary."""
         if exactness is not Exactness.BIT:
             return [[IN_ANY_ROWS]]
         return [[IN_PAIRS], [replace(IN_ANY_ROWS, fixed_width=_FIXED_WIDTH)]]
@@ -102,38 +99,29 @@ class ForkLibrary(NativeLibrary):
         options.flash_attn, options.offload_kqv = True, False
 
     def close_model(self, model: int) -> None:
-        """See NativeLibrary."""
         self._calls["llama_free_model"](model)
 
     def describe_model(self, model: int) -> tuple[int, int]:
-        """See NativeLibrary."""
         return self._calls["llama_n_layer"](model), self._calls["llama_n_vocab"](model)
 
     def find_other_kind(self, model: int) -> str:
-        """See NativeLibrary."""
         return "has an encoder" if self._calls["llama_model_has_encoder"](model) else ""
 
     def is_recurrent(self, model: int) -> bool:
-        """See NativeLibrary."""
         return bool(self._calls["llama_model_has_recurrent"](model))
 
     def cut(self, context: int, positions: int) -> None:
-        """See NativeLibrary."""
         self._calls["llama_kv_cache_seq_rm"](context, 0, positions, -1)
 
     def read_state(self, context: int) -> NDArray[np.uint8]:
-        """See NativeLibrary."""
         return self._read_bytes("llama_state_seq", context, 0, 0)
 
     def read_sequence(self, context: int) -> NDArray[np.uint8]:
-        """See NativeLibrary."""
         return self.read_state(context)
 
     def write_state(self, context: int, state: NDArray[np.uint8]) -> None:
-        """See NativeLibrary."""
         if self._calls["llama_state_seq_set_data"](context, state.ctypes.data, len(state), 0, 0) != len(state):
             raise self._refuse_state("take")
 
     def read_format(self, context: int) -> StateFormat:
-        """See NativeLibrary."""
         return read_format(self.read_state(context))

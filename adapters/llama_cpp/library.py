@@ -60,7 +60,6 @@ def load_library(place: LibraryPlace) -> NativeLibrary:
 
 
 def _refuse_fault(name: str, fault: str, library: str) -> WrongLibrary:
-    """Return why a file is not run, with the way out."""
     return WrongLibrary(
         f"{name}: {library} {fault}. Mainline llama.cpp may run it: pip install xllamacpp. Or choose another adapter."
     )

@@ -234,7 +234,6 @@ class MainlineLibrary(NativeLibrary):
 
     @property
     def way_out(self) -> str:
-        """See NativeLibrary."""
         return (
             f"{self._file} is to be mainline llama.cpp's libllama of a build that this adapter knows, as that of "
             "xllamacpp 2026.10.11549 or llama-cpp-python 0.3.36. Install one of these, or choose another library "
@@ -251,7 +250,6 @@ class MainlineLibrary(NativeLibrary):
                     )
 
     def list_devices(self) -> list[GgmlDevice]:
-        """See NativeLibrary."""
         return [device for device, _ in self._find_devices()]
 
     def _find_devices(self) -> list[tuple[GgmlDevice, int]]:
@@ -270,7 +268,6 @@ class MainlineLibrary(NativeLibrary):
         return devices
 
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
-        """See NativeLibrary."""
         if exactness is not Exactness.BIT:
             return [[IN_ANY_ROWS]]
         first, widths = ([[IN_PAIRS]], _FIXED_WIDTHS) if device == CPU else ([], _FIXED_WIDTHS_OF_GPUS)
@@ -291,43 +288,34 @@ class MainlineLibrary(NativeLibrary):
         options.offload_kqv = options.op_offload = device != CPU
 
     def close_model(self, model: int) -> None:
-        """See NativeLibrary."""
         self._calls["llama_model_free"](model)
 
     def describe_model(self, model: int) -> tuple[int, int]:
-        """See NativeLibrary."""
         vocabulary = self._calls["llama_model_get_vocab"](model)
         return self._calls["llama_model_n_layer"](model), self._calls["llama_vocab_n_tokens"](vocabulary)
 
     def find_other_kind(self, model: int) -> str:
-        """See NativeLibrary."""
         if self._calls["llama_model_has_encoder"](model):
             return "has an encoder"
         return "writes in rounds of diffusion" if self._calls["llama_model_is_diffusion"](model) else ""
 
     def is_recurrent(self, model: int) -> bool:
-        """See NativeLibrary."""
         return any(self._calls[f"llama_model_is_{kind}"](model) for kind in ("recurrent", "hybrid"))
 
     def cut(self, context: int, positions: int) -> None:
-        """See NativeLibrary."""
         self._calls["llama_memory_seq_rm"](self._calls["llama_get_memory"](context), 0, positions, -1)
 
     def read_state(self, context: int) -> NDArray[np.uint8]:
-        """See NativeLibrary."""
         return without_head(self._read_bytes("llama_state", context))
 
     def read_sequence(self, context: int) -> NDArray[np.uint8]:
-        """See NativeLibrary."""
         return self._read_bytes("llama_state_seq", context, 0)
 
     def write_state(self, context: int, state: NDArray[np.uint8]) -> None:
-        """See NativeLibrary."""
         if self._calls["llama_state_seq_set_data"](context, state.ctypes.data, len(state), 0) != len(state):
             raise self._refuse_state("take")
 
     def read_format(self, context: int) -> MainlineFormat:
-        """See NativeLibrary."""
         return read_format(self.read_state(context), self.read_sequence(context))
 
 

@@ -71,29 +71,24 @@ class MainlineFormat(CacheFormat):
 
     @property
     def name(self) -> str:
-        """See CacheFormat."""
         words = {cache.words.hex() for cache in self.caches if any(cache.words)}
         return "-".join([*map(str, sorted(set(self.types))), *sorted(words)])
 
     @property
     def types(self) -> tuple[int, ...]:  # type: ignore[override]  # it follows from `caches`
-        """See CacheFormat."""
         return tuple(kind for cache in self.caches for kind in cache.types)
 
     @property
     def row_bytes(self) -> tuple[int, ...]:  # type: ignore[override]  # it follows from `caches`
-        """See CacheFormat."""
         return tuple(size for cache in self.caches for size in cache.row_bytes)
 
     def split(self, state: NDArray[np.uint8]) -> Rows:
-        """See CacheFormat."""
         caches, rows = _walk(state, self.build)
         if caches != self.caches:
             raise RuntimeFailed("a sequence's state is of another format than the model's others")
         return rows
 
     def join(self, rows: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-        """See CacheFormat."""
         count, left = len(rows[0]), iter(rows)
         parts: list[bytes | memoryview] = [self.head]
         for cache in self.caches:

@@ -247,11 +247,9 @@ class NativeLibrary(ABC):
         return context
 
     def touch_context(self, context: int) -> None:
-        """Note that a context is used now."""
         self._open[context] = self._open.pop(context)
 
     def close_context(self, context: int) -> None:
-        """Give a context's memory back."""
         self._calls["llama_free"](context)
         del self._open[context]
 
@@ -264,7 +262,6 @@ class NativeLibrary(ABC):
         return batch
 
     def free_batch(self, batch: Any) -> None:
-        """Give a batch's memory back."""
         self._calls["llama_batch_free"](batch)
 
     def decode(self, context: int, batch: Any, tokens: Sequence[int], start: int, wanted: range) -> int:
@@ -323,7 +320,6 @@ def spinning_briefly() -> Iterator[None]:
 
 
 def _list_calls(structures: Structures) -> CallTable:
-    """Return the functions that all libraries have."""
     return {
         "llama_backend_init": ([], None),
         "llama_batch_free": ([structures.batch], None),

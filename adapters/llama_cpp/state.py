@@ -73,11 +73,9 @@ class StateFormat(CacheFormat):
     tail: bytes
 
     def split(self, state: NDArray[np.uint8]) -> Rows:
-        """See CacheFormat."""
         return _walk(state)[1]
 
     def join(self, rows: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-        """See CacheFormat."""
         count = len(rows[0])
         cells = np.zeros((count, 2), np.int32)
         cells[:, 0] = np.arange(count)

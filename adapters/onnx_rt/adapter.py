@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adapters.builds import find_build
 from adapters.contract import (
     AdapterUnavailable,
@@ -26,12 +28,14 @@ from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import ProviderChoice, choose_provider, confirm, device_names
 from adapters.pooled import choose_min_rows
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
+from adapters.rates import Product, measure_rates
 from adapters.source_meter import SourceMeter, say_bytes
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import FAST, DeviceProfile, Exactness, WeightsFormat
 from device_profiles.units import MIB
 
+_OPSET = 17
 _EXACT_HEAD_DIM = 128
 """Measured (ADR 0008): with larger heads a row's bits depend on how many rows are in the call."""
 INSTALL = "pip install 'outrider[onnx]'"
@@ -50,6 +54,38 @@ _FIXED_WIDTH = 16
 _SPIN_US = 200  # ADR 0008
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _FATAL = 4  # log severity: failures reach us as exceptions, and a copy on standard error only confuses
+
+
+def measure_onnx_rates(runtime: Any, device: str, threads: int) -> DeviceRates:
+    """Measure a device in float32, the format of our graphs' activations. Raises Unsupported."""
+    choice = choose_provider(device, runtime.get_available_providers())
+    provider = (choice.provider, choice.options)
+    return measure_rates([Precision.FP32], lambda *shape: _product(runtime, provider, threads, *shape[:3]))
+
+
+def _product(runtime: Any, provider: Any, threads: int, rows: int, inner: int, columns: int) -> Product:
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(1)
+    weights = numpy_helper.from_array(rng.standard_normal((inner, columns), np.float32), "weights")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["left", "weights"], ["out"])],
+        "product",
+        [helper.make_tensor_value_info("left", TensorProto.FLOAT, [rows, inner])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [rows, columns])],
+        [weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8)
+    settings = runtime.SessionOptions()
+    settings.log_severity_level = _FATAL
+    settings.intra_op_num_threads = threads
+    session = runtime.InferenceSession(model.SerializeToString(), settings, providers=[provider])
+    inputs = {"left": rng.standard_normal((rows, inner), np.float32)}
+
+    def run() -> None:
+        session.run(["out"], inputs)
+
+    return run
 
 
 def _runtime() -> Any:
@@ -106,7 +142,6 @@ class OnnxRuntimeAdapter:
 
     def rates(self, device: str, threads: int) -> DeviceRates:
         """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
-        from adapters.onnx_rt.rates import measure_onnx_rates
 
         _require_package("onnx")
         return measure_onnx_rates(_runtime(), device, threads)

@@ -168,7 +168,6 @@ class _Builder:
         self._spec, self._initializers = spec, initializers
 
     def decoder(self) -> None:
-        """The whole model."""
         spec = self._spec
         self._rope_tables()
         table = self._initializers.add_embedding()

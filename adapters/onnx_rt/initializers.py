@@ -56,7 +56,6 @@ class Initializers:
         return [self._add_matrix(part, names[0]) for part in self._matrices.keep(name, names)]
 
     def add_embedding(self) -> Matrix:
-        """Add the table that rows are looked up in."""
         part = self._file.keep("embedding", lambda: _list_rows("embedding", self._weights.tensor("embedding")))
         return self._add_matrix(part, "embedding")
 
@@ -71,7 +70,6 @@ class Initializers:
         return replace(embedding, scales=scales, zeros=zeros)
 
     def _add_matrix(self, part: Part, name: str) -> Matrix:
-        """Add the arrays of a part, which is stacked of matrices like this one."""
         columns, (values, *others) = self._weights.spec.shape_of(name)[1], self._add(part)
         block = part.blocks[0]
         if not others:

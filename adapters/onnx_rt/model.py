@@ -30,9 +30,9 @@ from adapters.contract import (
 )
 from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
-from adapters.kv_memory import KvMemory, block_tokens
+from adapters.kv_memory import KvMemory, MappedModel, block_tokens
 from adapters.onnx_rt.graph import HIDDEN_INPUT, HIDDEN_OUTPUT, cache_names
-from adapters.pooled import Bytes, PooledModel, cut_segment, describe_capabilities
+from adapters.pooled import cut_segment, describe_capabilities
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
@@ -51,16 +51,14 @@ class CacheShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a position over all layers."""
         return self.caches * self.kv_heads * self.head_dim * 4
 
     @property
     def caches(self) -> int:
-        """Keys and values of all layers."""
         return 2 * (self.layers.end - self.layers.first)
 
 
-class OrtModel(PooledModel):
+class OrtModel(MappedModel):
     """See the module and the contract. One thread calls it."""
 
     def __init__(
@@ -221,18 +219,6 @@ class OrtModel(PooledModel):
         super().release(slot)
         if self._session is not None:
             self._memory.clear(slot)
-
-    def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
-        return self._memory.read(cache, slot, table, start)
-
-    def _write_pages(self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: Bytes) -> None:
-        self._memory.write(cache, slot, table, span, pages)
-
-    def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._memory.copy(sources, targets)
-
-    def _erase(self, blocks: Sequence[int]) -> None:
-        self._memory.erase(blocks)
 
     def close(self) -> None:
         self._calls.clear()

@@ -33,7 +33,6 @@ class Provider:
 
     @property
     def name(self) -> str:
-        """What ONNX Runtime calls it."""
         return self.provider or f"{self.device}{SUFFIX}"
 
 
@@ -50,8 +49,6 @@ _KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class ProviderChoice:
-    """A provider that is there, and the options that a session gives it."""
-
     device: str
     provider: str
     options: dict[str, str]

@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adapters.contract import (
     AdapterUnavailable,
     LayerRange,
@@ -30,6 +32,7 @@ from adapters.openvino_rt.convert import MODEL_FILE
 from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
 from adapters.openvino_rt.model import PagedModel
 from adapters.prepared_facts import model_spec, read_facts
+from adapters.rates import Product, measure_rates
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DeviceProfile, WeightsFormat
@@ -51,6 +54,34 @@ _AMX = "amx_tile"
 _WEIGHTS = (Precision.FP32, Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4)
 _NPU_WEIGHTS = (Precision.INT8,)
 """An NPU runs graphs of fixed shape alone, whose weights have 8 bits there (static_adapter)."""
+
+
+def measure_openvino_rates(core: Any, device: str, threads: int, precisions: Sequence[Precision]) -> DeviceRates:
+    """Measure a device in those of its native `precisions` that are floating-point formats."""
+    formats = [precision for precision in precisions if precision in HINTS]
+    return measure_rates(formats, lambda *shape: _product(core, device, threads, *shape))
+
+
+def _product(
+    core: Any, device: str, threads: int, rows: int, inner: int, columns: int, precision: Precision
+) -> Product:
+    import openvino as ov
+    from openvino import opset13
+
+    rng = np.random.default_rng(1)
+    weights = opset13.constant(rng.standard_normal((inner, columns), np.float32))
+    left = opset13.parameter([rows, inner], np.float32)
+    model = ov.Model([opset13.matmul(left, weights, False, False)], [left])
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
+    if threads:
+        settings["INFERENCE_NUM_THREADS"] = threads
+    request = core.compile_model(model, device, settings).create_infer_request()
+    request.set_input_tensor(ov.Tensor(rng.standard_normal((rows, inner), np.float32)))
+
+    def run() -> None:
+        request.infer()
+
+    return run
 
 
 def _core() -> Any:
@@ -81,7 +112,6 @@ def list_openvino_devices() -> list[DeviceProfile]:
 
 
 def device_profile(core: Any, name: str) -> DeviceProfile:
-    """Return what is known of a device."""
     words = {
         "BF16": Precision.BF16,
         "FP16": Precision.FP16,
@@ -131,7 +161,6 @@ class OpenVinoAdapter:
 
     def rates(self, device: str, threads: int) -> DeviceRates:
         """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
-        from adapters.openvino_rt.rates import measure_openvino_rates
 
         core = core_with(device)
         return measure_openvino_rates(core, device, threads, device_profile(core, device).precisions)

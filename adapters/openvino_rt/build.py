@@ -52,7 +52,6 @@ class _Builder(Layers):
         self.masks: dict[int, Any] = {}
 
     def model(self) -> Any:
-        """Return the whole graph."""
         ops, spec = self.ops, self.spec
         table = self.weight("embedding")
         hidden = ops.gather(table, ops.convert(self.ids, "i32"), self.scalar(0, np.int32))

@@ -53,7 +53,6 @@ class Constants:
         return [self._build(part) for part in self._matrices.keep(_join(names), names)]
 
     def _build(self, part: Part) -> Any:
-        """Return the nodes over a part that is written."""
         from openvino import opset13 as ops
 
         blocks = part.blocks
@@ -113,7 +112,6 @@ def _describe_dense(name: str, tensors: Sequence[Dense]) -> Array:
 
 
 def _build_vector(tensors: Sequence[Dense]) -> Any:
-    """Return a node of vectors, which are small enough to lie in the graph."""
     import openvino as ov
     from openvino import opset13 as ops
 

@@ -14,7 +14,6 @@ _BROKEN = "broken promise"
 
 
 def classify_openvino_failure(error: BaseException) -> DeviceLost:
-    """Return what a failed forward means."""
     if _BROKEN in str(error).lower():
         return OutOfMemory("OpenVINO has no kernel for this forward: there was no memory when it made one")
     return classify_failure(error, "OpenVINO", last_line=True)

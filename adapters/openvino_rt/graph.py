@@ -52,7 +52,6 @@ def keep_layers(model: Any, layers: LayerRange, count: int) -> Any:
 
 
 def _list_parameters(results: list[Any]) -> list[Any]:
-    """Return the inputs that these results depend on."""
     seen: set[str] = set()
     nodes = []
     waiting = [result.input_value(0).get_node() for result in results]

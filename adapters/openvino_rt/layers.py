@@ -55,7 +55,6 @@ class Nodes:
         return self.name_output(self.ops.parameter(self.ov.PartialShape(shape), kind, name=name), name)
 
     def name_output(self, node: Any, name: str) -> Any:
-        """Give a node's output a name, and return the node."""
         node.output(0).get_tensor().set_names({name})
         return node
 

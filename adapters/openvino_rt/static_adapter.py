@@ -13,9 +13,8 @@ from adapters.hf_directory import title
 from adapters.openvino_rt.adapter import core_with, device_profile, list_openvino_devices
 from adapters.openvino_rt.classes import HINTS
 from adapters.openvino_rt.static_build import BODY_FILE, HEAD_FILE
-from adapters.openvino_rt.static_graphs import Compiler
+from adapters.openvino_rt.static_graphs import Compiler, plan_shapes
 from adapters.openvino_rt.static_model import StaticModel
-from adapters.openvino_rt.static_plan import plan_shapes
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from adapters.source_meter import SourceMeter, say_bytes
 from device_profiles.memory import MemoryCosts

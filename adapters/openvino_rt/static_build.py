@@ -92,7 +92,6 @@ class _Body(Layers):
         self.presents: list[Any] = []
 
     def model(self) -> Any:
-        """Return the whole graph."""
         ops, hidden = self.ops, self.hidden
         if self.spec.embedding_scale != 1.0:
             hidden = ops.multiply(hidden, self.scalar(self.spec.embedding_scale))
@@ -146,7 +145,6 @@ class _Body(Layers):
 
 class _Head(Nodes):
     def model(self) -> Any:
-        """Return the whole graph."""
         spec = self.spec
         rows = self.input("rows", [1, -1, spec.hidden], self.ov.Type.f32)
         logits = self.logits(rows, self.weight(spec.head_name))

@@ -30,22 +30,78 @@ from adapters.contract import (
     Segment,
 )
 from adapters.kv_blocks import BlockPool
-from adapters.kv_memory import KvMemory
+from adapters.kv_memory import KvMemory, MappedModel
 from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
-from adapters.openvino_rt.static_graphs import BodyGraph, Compiler, HeadGraph, Positions
-from adapters.openvino_rt.static_plan import StaticPlan
-from adapters.openvino_rt.static_widths import Bits, Cover, agreeing, list_starts
-from adapters.pooled import Bytes, PooledModel
+from adapters.openvino_rt.static_graphs import BodyGraph, Compiler, HeadGraph, Positions, StaticPlan
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
+Bits = NDArray[np.uint32]
 _SAMPLE_TOKENS = 12
 _TIMED_RUNS = 3
 
 Rows = NDArray[np.float32]
 
 
-class StaticModel(PooledModel):
+class Cover:
+    """Covers rows with the cheapest widths; `cost_ms` is what a forward of each width takes (measured at load)."""
+
+    def __init__(self, cost_ms: Mapping[int, float]) -> None:
+        self._cost_ms = dict(cost_ms)
+        self._best: list[tuple[float, int]] = [(0.0, 0)]  # for so many rows: the cost, and the width to begin with
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(sorted(self._cost_ms))
+
+    def of(self, rows: int) -> list[int]:
+        """Return the widths of the forwards that `rows` rows are run in, widest first; only the last has padding."""
+        while len(self._best) <= rows:
+            count = len(self._best)
+            self._best.append(
+                min((self._best[max(0, count - width)][0] + cost, width) for width, cost in self._cost_ms.items())
+            )
+        chosen = []
+        while rows > 0:
+            chosen.append(self._best[rows][1])
+            rows -= chosen[-1]
+        return sorted(chosen, reverse=True)
+
+
+def agreeing(runs_by_width: Mapping[int, Sequence[Bits]], prefill: int) -> tuple[int, ...]:
+    """Return the widths whose rows are the same to the bit: the largest such set, one with `prefill` where two are as
+    large, in ascending order.
+
+    `found[width]`: the rows of one text, computed by this width with each row at several places of the forward. A width
+    that does not agree with itself is in no set; () when there is none.
+    """
+    steady = {
+        width: runs[0] for width, runs in runs_by_width.items() if all(np.array_equal(runs[0], run) for run in runs)
+    }
+    classes: list[list[int]] = []
+    for width, rows in steady.items():
+        for known in classes:
+            if np.array_equal(steady[known[0]], rows):
+                known.append(width)
+                break
+        else:
+            classes.append([width])
+    best = max(classes, key=lambda widths: (len(widths), prefill in widths), default=[])
+    return tuple(sorted(best))
+
+
+def list_starts(length: int, count: int, width: int) -> list[tuple[int, ...]]:
+    """Return where forwards of `width` may begin. The last `count` rows of a text of `length` must stand at other
+    places of them each time. The last forward ends with the text."""
+    begins = {length - count, max(0, length - width), max(0, length - max(count, width // 2))}
+    cuts = [(begin, *range(begin + width, length, width)) for begin in sorted(begins) if begin <= length - count]
+    for first in {max(1, width // 2), max(1, width - 1)} - {width}:
+        begin = length - count
+        cuts.append((begin, *range(begin + first, length, width)))
+    return cuts
+
+
+class StaticModel(MappedModel):
     """See the module and the contract. One thread calls it."""
 
     def __init__(
@@ -187,7 +243,6 @@ class StaticModel(PooledModel):
         return rows[:count]
 
     def _logits_of(self, rows: Rows) -> Rows:
-        """Run the output layer over all wanted rows, of whatever sequences."""
         if len(self._logits) < len(rows):
             self._logits = np.empty((len(rows), self.spec.outputs), np.float32)
         done = 0
@@ -224,18 +279,6 @@ class StaticModel(PooledModel):
         super().release(slot)
         if not self._closed:
             self._memory.clear(slot)
-
-    def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
-        return self._memory.read(cache, slot, table, start)
-
-    def _write_pages(self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: Bytes) -> None:
-        self._memory.write(cache, slot, table, span, pages)
-
-    def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._memory.copy(sources, targets)
-
-    def _erase(self, blocks: Sequence[int]) -> None:
-        self._memory.erase(blocks)
 
     def close(self) -> None:
         self._closed = True

@@ -24,7 +24,6 @@ class SimulatedAdapter:
     name = "simulated"
 
     def devices(self) -> list[DeviceProfile]:
-        """List the simulated devices."""
         return [
             DeviceProfile(
                 self.name,

@@ -96,13 +96,11 @@ class Script:
         return script
 
     def keep(self, layers: LayerRange) -> Script:
-        """Return what holds for a range of the layers."""
         share = (layers.end - layers.first) / self.layers
         times = {name: getattr(self, name) * share for name in ("base_ms", "row_ms", "load_ms", "other_ms", "drift_ms")}
         return dataclasses.replace(self, **times)
 
     def on(self, device: str) -> Script:
-        """Return what holds on that device."""
         if device == "SIM":
             return self
         spin = 0 if self.spin == _FIRST_SPINS else self.spin

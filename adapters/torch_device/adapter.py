@@ -23,7 +23,7 @@ from adapters.device_memory import read_host_memory
 from adapters.hardware import cores
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from adapters.source_meter import SourceMeter, say_bytes
-from adapters.torch_device.quiet import quieten
+from adapters.torch_device.failures import quieten
 from adapters.torch_device.rank_link import RankPlace
 from device_profiles.measured import DeviceRates
 from device_profiles.profile import FAST, DeviceProfile, WeightsFormat

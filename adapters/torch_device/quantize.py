@@ -11,7 +11,7 @@ import numpy as np
 from adapters.contract import AdapterUnavailable, ModelRefused, Precision
 from adapters.decoder.pieces import make_by_rows
 from adapters.decoder.spec import Grouped, Weights
-from adapters.torch_device.quiet import quieten
+from adapters.torch_device.failures import quieten
 from adapters.torch_device.weights import Affine, Float8Rows, Quantised, Stored
 
 INSTALL = "pip install 'outrider[torch,quantize]'"

@@ -50,8 +50,6 @@ _LAST_WORDS_S = 1.0
 
 
 class RankProcess:
-    """Another rank's process, and the link to it."""
-
     def __init__(self, rank: int) -> None:
         self.rank = rank
         ours, theirs = socket.socketpair()
@@ -190,18 +188,15 @@ class SplitMemory:
         return f"{self._own.layout} + pages of {others} bytes"
 
     def list_page_bytes(self) -> tuple[int, ...]:
-        """Return how long a page of each cache is."""
         return tuple(size for size in (self._own.page_bytes, *self._ranks.page_bytes) for _ in range(self._caches))
 
     def read_blocks(self, cache: int, blocks: Sequence[int]) -> Any:
-        """See KvPool."""
         rank, own = divmod(cache, self._caches)
         if not rank:
             return self._own.read_blocks(own, blocks)
         return torch.from_numpy(self._ranks.ask(rank, ReadBlocks(own, blocks)))
 
     def write_blocks(self, cache: int, blocks: Sequence[int], pages: Any) -> None:
-        """See KvPool."""
         rank, own = divmod(cache, self._caches)
         if rank:
             self._ranks.send(rank, WriteBlocks(own, blocks, pages.numpy()))
@@ -209,13 +204,11 @@ class SplitMemory:
             self._own.write_blocks(own, blocks, pages)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See KvPool."""
         with suppress(DeviceLost):  # the next forward says so
             self._ranks.post(CopyBlocks(sources, targets))
         self._own.copy(sources, targets)
 
     def erase(self, blocks: Sequence[int]) -> None:
-        """See KvPool."""
         with suppress(DeviceLost):
             self._ranks.post(EraseBlocks(blocks))
         self._own.erase(blocks)

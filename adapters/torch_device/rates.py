@@ -11,7 +11,6 @@ from device_profiles.profile import DeviceProfile, Precision
 
 
 def measure_torch_rates(profile: DeviceProfile, threads: int) -> DeviceRates:
-    """Measure a device in the formats that it computes natively."""
     device = torch.device(profile.name.lower())
     if threads and device.type == "cpu":
         torch.set_num_threads(threads)

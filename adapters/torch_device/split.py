@@ -75,7 +75,6 @@ def split_decoder(decoder: DecoderSpec, ranks: int) -> tuple[RankPart, ...]:
 
 
 def _split_heads(decoder: DecoderSpec, ranks: int) -> list[tuple[range, range]]:
-    """Return the query heads and the key heads of each rank."""
     shared = decoder.heads // decoder.kv_heads
     if ranks <= decoder.kv_heads:
         keys = [_take(decoder.kv_heads, rank, ranks) for rank in range(ranks)]

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from adapters.contract import AdapterUnavailable, Precision
+from adapters.torch_device.failures import quieten
 from adapters.torch_device.quantize import INSTALL, LEAST_FP8
-from adapters.torch_device.quiet import quieten
 from adapters.torch_device.weights import Affine, Float8Rows, Quantised
 
 LEAST_INT4 = (8, 0)

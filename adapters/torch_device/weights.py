@@ -51,7 +51,6 @@ class Affine:
 
     @property
     def bits(self) -> int:
-        """Return how many bits a value has."""
         return 8 if self.offsets is None else 4
 
     def float32(self) -> NDArray[np.float32]:
@@ -218,7 +217,6 @@ def _describe(name: str, values: NDArray[Any]) -> Array:
 
 
 def _read_tensor(file: Any, name: str, cut: Cut | None) -> Stored:
-    """Return a tensor, or what is kept of it, of an open file."""
     held = [key for key in file.keys() if key.partition(":")[0] == name]  # noqa: SIM118  # it is no mapping
     if cut is None:
         return _tensor(name, {key: file.get_tensor(key) for key in held})

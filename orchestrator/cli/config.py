@@ -108,7 +108,6 @@ def _print(config: ClusterConfig) -> None:
 
 
 def _list_further(target: ClusterConfig) -> list[tuple[str, str]]:
-    """Return what holds for a further target, whether it is its own or everybody's."""
     from orchestrator.config.further_target import OWN_KEYS
     from orchestrator.config.source_text import format_place
 

@@ -79,7 +79,6 @@ def _list_devices() -> list[dict[str, Any]]:
 def _add_profile(
     row: dict[str, Any], known: dict[tuple[str, str, str], str], models: list[MeasuredModel]
 ) -> dict[str, Any]:
-    """Return a device with when it was measured, and which models' profiles on it are to be measured again."""
     if "unavailable" in row:
         return row
     me = (row["runtime"], row["device"], row["fingerprint"])

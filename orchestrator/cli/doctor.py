@@ -178,7 +178,6 @@ def _machine(store: Path) -> list[Check]:
 
 
 def _find_existing(path: Path) -> Path:
-    """Return a path, or the nearest above it that is there."""
     return next(near for near in (path, *path.parents) if near.exists())
 
 

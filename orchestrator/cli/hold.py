@@ -10,9 +10,8 @@ import typer
 
 from orchestrator.cli.admin_command import Daemon, admin_command
 from orchestrator.cli.daemon_socket import Place, StatusError, name_model, query_daemon
-from orchestrator.cli.health import show_health
-from orchestrator.cli.live_names import KINDS, complete_part
-from orchestrator.cli.options import ModelName, Yes, confirm, print_json
+from orchestrator.cli.options import KINDS, ModelName, Yes, complete_part, confirm, print_json
+from orchestrator.plain_table import print_lines, print_table
 
 _Name = Annotated[
     list[str],
@@ -25,6 +24,33 @@ _Name = Annotated[
 _LOOK_S = 0.25
 _DRAINED = "cordoned"
 _HOLD = "/admin/hold"
+
+
+@admin_command
+def health(daemon: Daemon, model: ModelName = None) -> None:
+    """Show the models that do not serve, and why; the devices, hosts, links and workers that something went wrong
+    with, and those that are kept from work."""
+    show_health(daemon.ask(name_model(model, "/admin/health")))
+
+
+def show_health(answer: dict[str, Any]) -> None:
+    """Print the parts that are not healthy."""
+    for model in answer["models"]:
+        if model["phase"] != "ready":
+            name = f"the model '{model['model']}'" if model["model"] else "the model"
+            print_lines(f"{name} is {model['phase']}: {model['detail']}")
+    if not answer["parts"]:
+        print_lines("all parts are healthy")
+        return
+    several = any("model" in part for part in answer["parts"])
+    rows = []
+    for part in answer["parts"]:
+        wait = f"{part['wait_s']:.0f} s" if part["wait_s"] else "-"
+        whose = [part["model"]] if several else []
+        rows.append((part["kind"], part["name"], *whose, part["state"].replace("_", "-"), wait, part["why"]))
+    print_table(("part", "name", *(["model"] * several), "state", "nothing starts for", "last failure"), rows)
+    if any(part["state"] in ("draining", "cordoned") for part in answer["parts"]):
+        print_lines("`outrider uncordon NAME` lets one work again")
 
 
 @admin_command

@@ -14,7 +14,7 @@ import typer
 
 from orchestrator.cli.admin_command import Daemon, daemon_command
 from orchestrator.cli.daemon_socket import query_daemon
-from orchestrator.cli.live_names import complete_worker
+from orchestrator.cli.options import complete_worker
 
 _FOLLOW_S = 0.5
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}

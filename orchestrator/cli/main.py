@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.foreign_commands import LABORATORY, find_command, list_names
-from orchestrator.cli.lazy_group import LazyGroup
+from orchestrator.cli.foreign_commands import LABORATORY, LazyGroup, find_command, list_names
 from orchestrator.errors import OutriderError
 
 _OWN = {
@@ -18,7 +17,7 @@ _OWN = {
     "batch": "orchestrator.cli.batch:batch",
     "reload": "orchestrator.cli.reload:reload",
     "status": "orchestrator.cli.status_command:status",
-    "health": "orchestrator.cli.health:health",
+    "health": "orchestrator.cli.hold:health",
     "alerts": "orchestrator.cli.alerts:app",
     "explain": "orchestrator.cli.explain:explain",
     "cordon": "orchestrator.cli.hold:cordon",
@@ -38,7 +37,7 @@ _OWN = {
     "models": "orchestrator.cli.models:app",
     "speculation": "orchestrator.cli.speculation:app",
     "canary": "orchestrator.cli.canary:app",
-    "quarantine": "orchestrator.cli.quarantine:app",
+    "quarantine": "orchestrator.cli.requests:app",
     "keys": "orchestrator.cli.keys:app",
     "service": "orchestrator.cli.service:app",
     "logs": "orchestrator.cli.logs:logs",

@@ -175,7 +175,6 @@ def _propose_sketch(
 def _propose_target(
     target: ClusterConfig, config: Path | None, base: Path, profiles: Path | None, taken: tuple[TakenPlace, ...]
 ) -> PlanProposal:
-    """Return what is planned for a target of cluster.yaml on the machines that are there."""
     from dataclasses import replace
 
     from device_profiles.store import ProfileStore

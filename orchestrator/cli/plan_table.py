@@ -142,7 +142,6 @@ def _print_predictions(plan: Plan) -> None:
 
 
 def _describe_taken(cost: float, joules: float, currency: str) -> list[str]:
-    """Return what tokens cost and what energy they take, as far as it is known."""
     parts = [f"{cost:.3g} {currency} a million tokens"] if cost else []
     return [*parts, *([f"{joules:.3g} J a token"] if joules else [])]
 

@@ -135,8 +135,8 @@ class _Measuring:
                 self.failures.append(f"{piece.title}: {error}")
 
     async def _measure_links(self, cluster: Cluster, show: _Show) -> None:
-        from orchestrator.planning.profiling.link_work import echo_spec, name_of, paths, probe_spec
         from orchestrator.planning.profiling.run import Watch, measure_path
+        from orchestrator.planning.profiling.work import echo_spec, name_of, paths, probe_spec
 
         known = set() if self.refresh else {(link.left, link.right) for link in self.store.links()}
         named = [((name_of(left), name_of(right)), left, right) for left, right in paths(await cluster.nodes())]
@@ -183,7 +183,6 @@ async def _open_cluster(cluster: Cluster) -> AsyncIterator[Cluster]:
 
 @contextmanager
 def _bars(count: int) -> Iterator[Callable[[str], _Show]]:
-    """Show a bar over all work, with what is being done now."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -224,7 +223,6 @@ def _show(work: list[Work], store: ProfileStore, took_s: float, *, as_json: bool
 
 
 def _print_profiles(profiles: dict[str, list[Any]], took_s: float, store: Path) -> None:
-    """Print devices, models, pairs and links."""
     devices, models = profiles["devices"], profiles["models"]
     tables = {
         "devices|runtime|device|threads|rates, GFLOP/s|memory|energy": map(_build_device_row, devices),

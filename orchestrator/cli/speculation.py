@@ -87,7 +87,6 @@ _command("reset", None, "Take back the override of a session or a replica; witho
 
 
 def _scope(user: str, engine: int | None, model: str | None) -> dict[str, Any]:
-    """Return whom an override is for, as the daemon takes it."""
     scope: dict[str, Any] = {"user": user} if user else {}
     scope |= {} if engine is None else {"engine": engine}
     return scope if model is None else scope | {"model": model}

@@ -74,7 +74,6 @@ def list_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
 def _list_parts(
     answer: dict[str, Any], lines: dict[str, Callable[[dict[str, Any]], str]], title: str = ""
 ) -> list[tuple[str, str]]:
-    """Return a row for each of these parts of a status that is there."""
     return [(title or name.replace("_", " "), line(answer[name])) for name, line in lines.items() if answer.get(name)]
 
 
@@ -135,7 +134,6 @@ def drafts_line(ready: dict[str, Any], totals: dict[str, Any]) -> str:
 
 
 def _list_warnings(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what somebody should look after."""
     ready, gauges, replicas = answer["ready"], answer["gauges"], answer["replicas"]
     rows = [("REDUCED MEMORY", failed) for failed in (ready["memory_reduced"] if ready else [])]
     bounds = ((whose, gauges["memory_bound"]) for whose, gauges in pair_gauges(replicas))
@@ -147,7 +145,6 @@ def _list_warnings(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _list_how_it_runs(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the effective state of the target, and the reasons for it."""
     ready = answer["ready"]
     rows = [("worker", f"{answer['worker']} (runtime {answer['runtime']})")]
     if not ready:
@@ -175,7 +172,6 @@ def _format_precision(state: dict[str, Any]) -> str:
 
 
 def _list_rest(count: int, what: str) -> list[tuple[str, str]]:
-    """Return the row that stands for what is not shown."""
     return [("...", f"{count} more {what}: --json has all")] if count > 0 else []
 
 

@@ -99,7 +99,6 @@ def redact_part(part: Part, hosts: HostNames | None) -> str:
 
 
 def _list_hosts(parts: list[Part]) -> list[str]:
-    """Return the names and addresses of this host and of those that the daemon knows."""
     names = [sockets.gethostname(), sockets.getfqdn()]
     status = next((json.loads(part.text) for part in parts if part.name == "status.json" and part.text), None)
     for target in [] if status is None else (status, *status["models"]):
@@ -155,7 +154,6 @@ def _collect_parts(daemon: Daemon) -> Iterator[Part]:
 
 
 def _list_versions() -> dict[str, Any]:
-    """Return versions of what runs here."""
     packages = {str(package.metadata["Name"]): package.version for package in metadata.distributions()}
     return {
         "outrider": metadata.version("outrider"),
@@ -196,7 +194,6 @@ def _collect_pages(path: Place, status: dict[str, Any]) -> Iterator[Part]:
 
 
 def _gather(name: str, about: str, read: Callable[[], str]) -> Part:
-    """Return a part, with a problem where it cannot be read."""
     try:
         return Part(name, about, read())
     except (OutriderError, OSError) as error:
@@ -219,7 +216,6 @@ def _examine(config: Path | None) -> list[dict[str, Any]]:
 
 
 def _list_profiles(config: Path | None) -> dict[str, Any]:
-    """Return when each device and model was measured, without the measurements."""
     from orchestrator.config.load import load_or_default
     from orchestrator.planning.profiling.work import profile_store
 

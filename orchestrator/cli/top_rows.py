@@ -200,7 +200,6 @@ def _list_targets(status: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _pair_replicas(status: dict[str, Any]) -> list[tuple[tuple[str, str], dict[str, Any]]]:
-    """Return each replica and standby, by its model where there are several, and its name."""
     several = bool(status["models"])
     return [
         ((target["model"] if several else "", replica["name"]), replica)

@@ -91,7 +91,6 @@ def sizes_of(file: ModelSource, adapter: str = "") -> ModelSizes:
 def read_measured_weights(
     adapter: Adapter, device: DeviceProfile, store: ModelStore, file: ModelSource
 ) -> list[MeasuredWeights]:
-    """Return what was measured of the model's prepared weights on a device."""
     measured = []
     for weights in list_formats(device):
         artefact = find_prepared(variant(adapter, weights), store, file)

@@ -14,8 +14,6 @@ from orchestrator.protocol.load_options import ModelOptions
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """See `find_profile`."""
-
     fingerprint: str
     """Of hardware, driver and runtime."""
     adapter: str
@@ -43,7 +41,6 @@ def find_profile(store: ProfileStore, key: ProfileKey) -> MeasuredModel | None:
 
 
 def profiles_in(store: Path) -> ProfileStore:
-    """Return the profiles that a store's directory keeps."""
     return ProfileStore(store / "profiles")
 
 

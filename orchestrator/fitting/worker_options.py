@@ -117,7 +117,6 @@ def _model_options(model: Target | ModelDraft, config: ClusterConfig, base: Path
 
 
 def objectives_of(slo: SloSection) -> Objectives:
-    """Return what requests are to have."""
     return Objectives(
         Objective(slo.ttft_ms or None, slo.ttft_percentile),
         Objective(slo.tpot_ms or None, slo.tpot_percentile),
@@ -131,7 +130,6 @@ def depth_of(speculation: Speculation) -> int:
 
 
 def _canary(config: ClusterConfig, base: Path) -> CanaryOptions:
-    """Return how the canary's requests are drafted for. Drafters of its own have names of their own."""
     speculation = config.canary_speculation
     depth, own = depth_of(speculation), None
     if depth and config.canary_drafts:

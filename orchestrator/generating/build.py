@@ -9,9 +9,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from adapters.hf_hub import HUB_PREFIX
+from adapters.model_source import PACKAGE_PREFIX
 from adapters.tokenizer import load_tokenizer
+from device_profiles.profile import Exactness
+from orchestrator.config.drafts import SuffixDraft
 from orchestrator.config.load import default_config_path
 from orchestrator.errors import ConfigError
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.generating.counts import (
     Positions,
     build_entries,
@@ -21,16 +26,41 @@ from orchestrator.generating.counts import (
     measure_agreement,
 )
 from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
+from orchestrator.generating.document_index import find_target
 from orchestrator.generating.generate import Generator, Settings, interruptible
 from orchestrator.generating.progress import ConsoleShow
 from orchestrator.generating.prompts import KINDS, Wishes, wish, wish_given, wish_over
-from orchestrator.generating.target import describe_target, read_writer_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.drafting.statistics import StatisticsCard, write_statistics
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.loading.statistics import place_statistics
+
+
+def read_writer_options(config: Path | None, model: str, concurrency: int) -> EngineOptions:
+    """Return the options of a configured target (`model`: its name; "": the first) for so many requests at a time. Of
+    its drafters, those from the text itself stay. Raises ConfigError."""
+    chosen, path = find_target(config, model)
+    changes = {
+        "model": chosen.model.model_copy(update={"exactness": Exactness.KERNEL}),
+        "limits": chosen.limits.model_copy(update={"max_running": concurrency}),
+        "drafts": [
+            draft.model_copy(update={"statistics": "auto"}) for draft in chosen.drafts if isinstance(draft, SuffixDraft)
+        ],
+    }
+    return engine_options(chosen.model_copy(update=changes), path.resolve().parent)
+
+
+def describe_target(target: LoadedSource, base: Path, end_ids: list[int]) -> TargetFacts:
+    """Return what data says of who wrote it. `base`: the directory of the configuration, where a relative source
+    begins."""
+    spec, source = target.model.spec, target.source
+    if not source.startswith((PACKAGE_PREFIX, HUB_PREFIX)):
+        source = str((base / Path(source).expanduser()).absolute())
+    return TargetFacts(
+        source, target.name, spec.vocabulary_size, spec.vocabulary_fingerprint, spec.context_length, end_ids
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,6 @@ class Text:
 
 
 class Shards:
-    """A directory of texts."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 

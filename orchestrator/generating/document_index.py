@@ -60,7 +60,6 @@ def write_store(
 
 
 def load_store_tokenizer(options: ModelOptions, progress: OnProgress) -> Tokenizer:
-    """Return the tokenizer of a model whose tokens a store is to have."""
     return load_tokenizer("") if options.source.startswith(SIMULATED_PREFIX) else load_own_tokenizer(options, progress)
 
 

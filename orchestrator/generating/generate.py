@@ -64,8 +64,6 @@ class Settings:
 
 @dataclass(slots=True)
 class _Open:
-    """A text that is being written."""
-
     wish: Wish
     prompt: list[int]
     asks: bool  # the text is the user's

@@ -11,8 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 
 class ConsoleShow:
-    """Shows a run on standard error."""
-
     def __init__(self) -> None:
         self.console = Console(stderr=True)
 

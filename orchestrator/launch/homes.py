@@ -31,8 +31,6 @@ _PIPE_BYTES = 1024 * 1024  # what an orphan may print before it waits, or loses 
 
 
 class HomeRecord(msgspec.Struct, frozen=True):
-    """Who lives in a home."""
-
     name: str
     pid: int
     birth: str
@@ -43,8 +41,6 @@ class HomeRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class WorkerHome:
-    """The directory of one worker."""
-
     path: Path
 
     def write_record(self, record: HomeRecord) -> None:
@@ -181,7 +177,6 @@ def kill_all(directory: Path) -> None:
 
 
 def sum_orphans_bytes(directory: Path) -> int:
-    """Return the memory of those who live in the directory of all homes."""
     resident_bytes = 0
     for home in list_homes(directory):
         record = home.read_record()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
 from adapters.framing import add_header
 from orchestrator.errors import WorkerStartFailed
-from orchestrator.launch.code_version import digest_code, digest_worker
 from orchestrator.launch.homes import (
     HomeRecord,
     WorkerHome,
@@ -30,6 +32,7 @@ from orchestrator.launch.homes import (
 from orchestrator.launch.local_worker import (
     KILL_S,
     LocalWorker,
+    ProcessHandle,
     StartedProcess,
     close_link,
     log_left_behind,
@@ -37,12 +40,21 @@ from orchestrator.launch.local_worker import (
     record_home,
 )
 from orchestrator.launch.output import follow
-from orchestrator.launch.process_handle import ProcessHandle
 from orchestrator.own_packages import with_our_packages
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import ChooseDrafters
 from orchestrator.protocol.frames import ORPHAN_GRACE_S, Adoption
+from orchestrator.protocol.model_pins import drop_identities
 
+_PACKAGES = ("adapters", "device_profiles", "orchestrator", "policies")
+_ROOT = Path(__file__).resolve().parents[2]
+_DIGEST_BYTES = 16
+
+# What the environment tells runtimes, loaders and Python; the rest (a terminal, a session) changes no worker.
+_TELLING = (
+    *("CUDA_", "GOMP_", "HF_", "KMP_", "LD_", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENVINO_", "ORT_", "OV_"),
+    *("PYTHON", "PYTORCH_", "TBB_", "TORCH_", "OUTRIDER_"),
+)
 _READ_AHEAD_BYTES = 1024 * 1024
 _CLOSE_GRACE_S = 5.0
 _ANSWER_S = 3.0  # an orphan that does not answer for so long hangs
@@ -50,6 +62,31 @@ _PYTHON = (sys.executable, "-P", "-m")
 """-P, like the console script: a directory that happens to be called `adapters` is not ours."""
 
 _log = logging.getLogger(__name__)
+
+
+def digest_worker(spec: WorkerSpec, environment: Mapping[str, str]) -> str:
+    """Return what two workers share exactly where either could take the other's place. `environment`: the worker's.
+
+    The content of their models is left out: a daemon that begins takes what the worker has loaded.
+    """
+    relevant = sorted((name, value) for name, value in environment.items() if name.startswith(_TELLING))
+    whole = msgspec.msgpack.encode((drop_identities(spec), relevant, digest_code()))
+    return blake2b(whole, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+@functools.cache
+def digest_code() -> str:
+    """Return what changes with the code of this program: the files of its packages, as large and as old as they are,
+    and the interpreter."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    digest.update(f"{sys.version}\n{sys.executable}\n".encode())
+    for package in _PACKAGES:
+        for directory, _, names in sorted(os.walk(_ROOT / package)):
+            for name in sorted(names):
+                if name.endswith((".py", ".so")):
+                    facts = os.stat(os.path.join(directory, name))
+                    digest.update(f"{directory}/{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +105,8 @@ class LocalCluster:
     """
 
     runtime = "local"
+    own_node = ""
+    away = ""
 
     def __init__(self, orphans: OrphanPolicy | None = None) -> None:
         self._policy = orphans
@@ -103,14 +142,6 @@ class LocalCluster:
 
     async def nodes(self) -> list[str]:
         return [""]
-
-    @property
-    def own_node(self) -> str:
-        return ""
-
-    @property
-    def away(self) -> str:
-        return ""
 
     async def start(self, spec: WorkerSpec) -> LocalWorker:
         """A worker that the last daemon left behind is adopted, if it is the same."""
@@ -236,8 +267,6 @@ class LocalCluster:
 
 @dataclass(frozen=True, slots=True)
 class _Orphan:
-    """A worker without a daemon."""
-
     home: WorkerHome
     record: HomeRecord
     process: ProcessHandle
@@ -245,8 +274,6 @@ class _Orphan:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A worker that nobody follows yet."""
-
     worker: LocalWorker
     digest: str
     """Of what was started."""
@@ -254,8 +281,6 @@ class _Ahead:
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """The process of orchestrator.launch.guard."""
-
     process: ProcessHandle
     pipe: int
     """It tells of our end."""

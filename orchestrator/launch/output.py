@@ -14,7 +14,6 @@ _log = get_logger(__name__)
 
 
 def say(worker: str, pid: int, line: str) -> None:
-    """Log one line of a worker's output."""
     if text := line.rstrip():
         _log.info("worker output", worker=worker, pid=pid, line=text)
 

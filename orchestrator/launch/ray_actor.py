@@ -46,7 +46,6 @@ class HostActor:
         return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), pid, read_start_time_s(pid)
 
     def submit(self, frame: bytes) -> None:
-        """Pass a frame of commands on."""
         try:
             self._host.deliver(frame)
         except Exception as error:  # Ray would keep it to itself

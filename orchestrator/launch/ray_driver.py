@@ -99,7 +99,6 @@ class Driver:
             self._link.send(answer)
 
     def list_nodes(self) -> None:
-        """Send the addresses of the hosts."""
         try:
             addresses = sorted({node.node_manager_address for node in self._alive()})
         except self._ray.exceptions.RayError:

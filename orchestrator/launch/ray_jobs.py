@@ -40,8 +40,6 @@ class JobClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How a job ended, in Ray's words."""
-
     status: str
     message: str
 

@@ -56,8 +56,6 @@ _log = get_logger(__name__)
 
 
 class ActorEnd(Protocol):
-    """A worker, as its link sees it."""
-
     def take_frame(self, frame: bytes) -> None:
         """A frame of events came."""
         ...
@@ -150,7 +148,6 @@ class DriverLink:
         raise ClusterAway(f"Ray has not said within {_NODES_TIMEOUT_S:g} s which hosts it has")
 
     def forget(self, number: int) -> None:
-        """A worker is over."""
         self._actors.pop(number, None)
         self._leave_if_empty()
 
@@ -309,7 +306,6 @@ async def _receive(reader: asyncio.StreamReader) -> Notice:
 
 
 async def _spawn(fd: int, environment: dict[str, str]) -> tuple[asyncio.subprocess.Process, int]:
-    """Return the process, and the pipe that all it prints comes out of."""
     printed, printing = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(

@@ -51,8 +51,6 @@ Order = Join | StartActor | PassDown | EndActor | AskNodes
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
-    """The cluster can be used."""
-
     job_server: str = ""
     """Where a Ray of our own takes jobs; "" where it takes none."""
     node: str = ""
@@ -68,8 +66,6 @@ class NotJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
-    """Sent every second."""
-
     head: bool
     """Whether the cluster's head has answered."""
     stale: str = ""
@@ -94,8 +90,6 @@ class Appeared(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotStarted(msgspec.Struct, frozen=True, tag=True):
-    """There is no worker of that number."""
-
     number: int
     reason: str
     away: bool = False
@@ -132,8 +126,6 @@ class Nodes(msgspec.Struct, frozen=True, tag=True):
 
 
 class Printed(msgspec.Struct, frozen=True, tag=True):
-    """Lines that a worker printed."""
-
     worker: str
     pid: int
     lines: list[str]
@@ -147,7 +139,6 @@ _notices: msgspec.msgpack.Decoder[Notice] = msgspec.msgpack.Decoder(Notice)
 
 
 def encode(message: Order | Notice) -> bytes:
-    """Return a message as it travels."""
     return add_header(_encoder.encode(message))
 
 

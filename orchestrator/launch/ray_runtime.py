@@ -17,9 +17,7 @@ from orchestrator.errors import ClusterAway, WorkerError, WorkerLost, WorkerStar
 from orchestrator.launch.process_end import end_process
 from orchestrator.launch.ray_link import AWAY_AFTER_S, DriverLink, join_ray
 from orchestrator.launch.ray_messages import Appeared, EndActor, Join, PassDown
-from orchestrator.launch.ray_settings import driver_environment, probe
-from orchestrator.launch.reachability import wait_until_cut_off
-from orchestrator.launch.session_directory import SessionDirectory
+from orchestrator.launch.ray_settings import SessionDirectory, driver_environment, probe
 from orchestrator.machine.process_memory import KILLED_FOR_MEMORY, MemoryKillWatch
 from orchestrator.protocol.commands import Command, Stop
 from orchestrator.protocol.contract import WorkerSpec
@@ -28,6 +26,11 @@ from orchestrator.protocol.frames import decode_events, encode
 from orchestrator.telemetry import get_logger
 from policies.serving.failover.blame import LossKind
 
+PATIENCE_S = 2.5
+"""From the first attempt that failed to the last: with the one before and the one after it, 2.5 to 4 s."""
+
+_EVERY_S = 0.5
+_ATTEMPT_S = 1.0
 _CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
 _HANGS_AFTER_S = 1.0  # a process that Ray has told to end
 _LOOK_EVERY_S = 0.5
@@ -35,6 +38,40 @@ _RAY_WANTS_MEMORY = "running low on memory"  # in its words for a worker that it
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # between attempts to join again
 
 _log = get_logger(__name__)
+
+
+async def wait_until_cut_off(ip: str, port: int) -> float:
+    """Return for how many seconds a host has not answered, once that is too long.
+
+    A busy host answers, and so does one whose process is stopped or dead: only connecting to the port is tried, and a
+    refusal is an answer. Where this process stood still meanwhile, one attempt fails and the next does not.
+    """
+    loop = asyncio.get_running_loop()
+    silent_since_s: float | None = None
+    while True:
+        began_s = loop.time()
+        if await _answers(ip, port):
+            silent_since_s = None
+            await asyncio.sleep(_EVERY_S)
+            continue
+        silent_since_s = began_s if silent_since_s is None else silent_since_s
+        if loop.time() - silent_since_s >= PATIENCE_S:
+            return loop.time() - silent_since_s
+        await asyncio.sleep(max(0.0, began_s + _EVERY_S - loop.time()))
+
+
+async def _answers(ip: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(_ATTEMPT_S):
+            _, writer = await asyncio.open_connection(ip, port)
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # TimeoutError is one
+        return False
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return True
 
 
 class RayCluster:
@@ -193,7 +230,6 @@ class RayCluster:
                     return
 
     def _give_up(self, link: DriverLink, why: str) -> None:
-        """Start nothing more through a link. Its workers go on."""
         link.retire(why)
         self._why, self._link = link.why, None
         if not link.ended.is_set():

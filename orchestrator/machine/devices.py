@@ -20,7 +20,6 @@ def effective_device(adapter: str, device: str) -> str:
 
 
 def device_name(adapter: str, device: str) -> str:
-    """Return a device's full name, as its runtime tells it."""
     names = {known.name: known.full_name for known in registry.list_devices(adapter)}
     return names.get(device, device)
 
@@ -36,8 +35,6 @@ def find_device(adapter: str, device: str) -> DeviceProfile:
 
 @dataclass(frozen=True, slots=True)
 class LocalDevices:
-    """This machine's devices as all installed runtimes see them."""
-
     seen: frozenset[tuple[str, Hardware]]
     """What they are, with each runtime that sees them."""
     versions: dict[str, str]
@@ -65,7 +62,6 @@ def list_devices_here(runtimes: Sequence[str] = ()) -> LocalDevices:
 
 
 def mark_of(device: DeviceProfile) -> str:
-    """Return the fingerprint of a device as its runtime drives it."""
     return fingerprint(hardware(device), runtime_version(device.adapter))
 
 

@@ -45,7 +45,6 @@ def plain(proposal: PlanProposal) -> dict[str, Any]:
 
 
 def basis(proposal: PlanProposal) -> list[Basis]:
-    """Return it for each device that the plan uses, in order."""
     parts: dict[str, Basis] = {}
     for shard in proposal.plan.shards:
         source = proposal.behind[shard.profile]
@@ -80,7 +79,6 @@ def basis(proposal: PlanProposal) -> list[Basis]:
 
 
 def _describe_estimate(source: DeviceSource) -> str:
-    """Return what stands behind the costs of a model that was not measured on a device."""
     known = source.rates
     if not known.matmul or not known.bandwidth_bytes_per_s:
         return f"estimate: the model was not measured yet, and the rates of a {source.kind} are assumed"
@@ -90,7 +88,6 @@ def _describe_estimate(source: DeviceSource) -> str:
 
 
 def _of_class(profile: MeasuredModel) -> list[str]:
-    """Return which numerical class was measured, why that one, and why not the others."""
     if not profile.numerical_class:
         return []
     mark = f", fingerprint {profile.class_fingerprint}" if profile.class_fingerprint else ""
@@ -99,7 +96,6 @@ def _of_class(profile: MeasuredModel) -> list[str]:
 
 
 def profiles_behind(proposal: PlanProposal, key: Key) -> list[MeasuredModel]:
-    """Return the stored profiles behind a target's costs."""
     profile, runtime, weights, threads = key
     source, target = proposal.behind[profile], proposal.request.target
     return [

@@ -19,7 +19,6 @@ Corrections = Mapping[Key, float]
 
 
 def key_of(part: Shard | Option) -> Key:
-    """Return what a correction is known by."""
     return (part.profile, part.runtime, part.weights, part.threads)
 
 

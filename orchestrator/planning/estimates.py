@@ -45,7 +45,6 @@ class Stated:
 
     @property
     def cores(self) -> int:
-        """Return the cores that a processor has."""
         return int(self.sheet.cores.value) if self.sheet.cores else 0
 
     @property
@@ -55,7 +54,6 @@ class Stated:
 
     @property
     def rates(self) -> DeviceRates:
-        """Return the stated rates."""
         sheet = self.sheet
         matmul = tuple(MatmulRate(precision, sheet.flops(precision)) for precision in sheet.matmul_tflops)
         return DeviceRates(matmul, sheet.bandwidth_bytes_per_s)

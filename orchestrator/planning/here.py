@@ -103,7 +103,6 @@ def cluster_present(
 
 
 def name_present(host: PresentHost, hardware: MeasuredHardware) -> str:
-    """Return the id of a host's device."""
     return f"{host.node}/{hardware.name}"
 
 

@@ -27,7 +27,6 @@ def list_lacking(hosts: Sequence[PresentHost], measured: Collection[MeasuredHard
 
 
 def list_unfit_runtimes(hosts: Sequence[PresentHost]) -> list[str]:
-    """Return a line for each runtime that is on a host, and does not run the target there."""
     return [
         f"{runtime} is left out there: {why}"
         for host in hosts

@@ -38,7 +38,6 @@ class PlannedModel:
 
     @property
     def facts(self) -> ModelFacts:
-        """What the planner knows of it."""
         shape = self.shape
         return ModelFacts(self.name, shape.layers, float(HIDDEN_BYTES * shape.hidden))
 
@@ -59,7 +58,6 @@ def build_sketched_model(sketched: SketchedModel) -> PlannedModel:
 
 
 def shape_of(shape: Shape) -> DecoderShape:
-    """Return the sizes as the estimates take them."""
     return DecoderShape.dense(
         layers=shape.layers,
         hidden=shape.hidden,

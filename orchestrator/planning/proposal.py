@@ -14,12 +14,11 @@ from device_profiles.store import ProfileStore
 from orchestrator.config.hosts import host_names
 from orchestrator.config.sketch import Sketch
 from orchestrator.config.target import THIS_NODE
-from orchestrator.planning.beside import sum_reserved_bytes
 from orchestrator.planning.estimates import DeviceSource, EstimableDevice, Stated, estimate_option
 from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.lacking import leave_lacking, list_lacking, list_unfit_runtimes
 from orchestrator.planning.models import PlannedModel
-from orchestrator.planning.neighbours import describe_taken, leave_taken, share_time
+from orchestrator.planning.neighbours import describe_taken, leave_taken, share_time, sum_reserved_bytes
 from orchestrator.planning.sketched import build_sketched_cluster
 from orchestrator.planning.stored import MeasuredHardware, add_devices, choose_present, load_measured_hardware
 from orchestrator.planning.wanted import (
@@ -342,7 +341,6 @@ def _list_assumptions(request: PlanRequest, known: Collection[str], pairs: Seque
 
 
 def _list_cascade_assumptions(request: PlanRequest, pairs: Sequence[PairAcceptance]) -> list[str]:
-    """Return what is not known of the tokens that draft models check in their steps."""
     lines = []
     for draft in request.drafts:
         measured = {pair.drafter for pair in pairs if pair.target == draft.model.name}

@@ -97,7 +97,6 @@ def build_device(
 
 
 def build_stated_links(links: ClusterLinks) -> tuple[LinkProfile, ...]:
-    """Return the links between hosts that are stated by name."""
     return tuple(replace(_link(link), left=link.hosts[0], right=link.hosts[1]) for link in links.between)
 
 

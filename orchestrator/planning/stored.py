@@ -28,7 +28,6 @@ class MeasuredHardware:
 
     @property
     def kind(self) -> str:
-        """Return "cpu", "cuda" and so on."""
         return self.hardware.kind
 
     @property
@@ -63,7 +62,6 @@ class MeasuredHardware:
 
     @property
     def cores(self) -> int:
-        """Return the cores that a processor has."""
         return self.hardware.physical_cores
 
     @property
@@ -120,7 +118,6 @@ def load_measured_hardware(store: ProfileStore, versions: Mapping[str, str] = _U
 
 
 def _name_library(version: str) -> str:
-    """Return the library's name, which stands before its release."""
     return version.partition(" ")[0]
 
 

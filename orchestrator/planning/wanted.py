@@ -16,11 +16,10 @@ from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
 from orchestrator.config.target import AUTO, THIS_NODE, Placement, Target
 from orchestrator.errors import OutriderError
-from orchestrator.planning.beside import ReservedDraft, beside_the_plan
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
-from orchestrator.planning.neighbours import TakenPlace
+from orchestrator.planning.neighbours import ReservedDraft, TakenPlace, beside_the_plan
 from policies.models.quantization import AS_FILE
-from policies.planning.cascade_yield import MOST_CHECKED
+from policies.planning.draft_yield import MOST_CHECKED
 from policies.planning.plan import CheaperDrafter, Constraints, DrafterFacts, Objective, PlanGoal, TermWeights, Workload
 
 SUFFIX = DrafterFacts(
@@ -208,7 +207,6 @@ def build_plan_goal(request: PlanRequest, drafters: Sequence[DrafterFacts]) -> P
 
 
 def model_drafter(draft: DraftCandidate) -> DrafterFacts:
-    """Return a draft model as the planner takes it."""
     return DrafterFacts(draft.model.name, draft.acceptance, draft.model.facts)
 
 

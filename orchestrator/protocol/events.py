@@ -16,8 +16,6 @@ from policies.serving.failover.watchdog import Pulse
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Preparation goes on."""
-
     stage: str
     fraction: float
     """0 to 1, negative where it is not known."""
@@ -94,16 +92,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class MeasuredValue(msgspec.Struct, frozen=True, tag="measured"):
-    """What a measuring worker found."""
-
     kind: Literal["device", "model", "pair", "texts", "link"]
     value: dict[str, Any]
     """Plain data of the class of `device_profiles.store` that `kind` names."""
 
 
 class HostDescribed(msgspec.Struct, frozen=True, tag="host"):
-    """An agent's description of its host."""
-
     inventory: dict[str, Any]
     """Plain data of orchestrator.daemon.cluster.inventory.HostInventory."""
 

@@ -27,7 +27,6 @@ class Adoption(msgspec.Struct, frozen=True):
 
 
 def encode(messages: Sequence[Command] | Sequence[Event]) -> bytes:
-    """Return one frame that holds the messages in order."""
     return _encoder.encode(list(messages))
 
 

@@ -32,8 +32,6 @@ class ShardOptions(msgspec.Struct, frozen=True):
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
-    """One model and how to load it."""
-
     source: str
     base: str
     """The directory that a relative `source` starts from."""
@@ -63,8 +61,6 @@ class ModelOptions(msgspec.Struct, frozen=True):
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):
-    """A suffix drafter."""
-
     name: str
     max_match: int
     memory_bytes: int
@@ -76,8 +72,6 @@ class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix
 
 
 class IndexOptions(msgspec.Struct, frozen=True, tag_field="method", tag="index"):
-    """A drafter from a store of documents."""
-
     name: str
     store: str
     """What the store is called."""
@@ -100,8 +94,6 @@ class RemoteOptions(msgspec.Struct, frozen=True):
 
 
 class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="model"):
-    """A draft model."""
-
     name: str
     place: str
     """Where the configuration names it."""
@@ -116,8 +108,6 @@ class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="mo
 
 
 class ShardWorkerOptions(msgspec.Struct, frozen=True):
-    """A worker for some layers of a target."""
-
     model: ModelOptions
     """All of it, as that process has it."""
     across_hosts: bool
@@ -141,8 +131,6 @@ DraftOptions = SuffixOptions | IndexOptions | ModelDraftOptions
 
 
 class CanaryOptions(msgspec.Struct, frozen=True):
-    """How the canary's requests are drafted for."""
-
     max_depth: int
     fixed_depth: bool
     drafters: list[DraftOptions] | None = None
@@ -177,7 +165,6 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     @property
     def all_drafters(self) -> list[DraftOptions]:
-        """Every drafter, the canary's own too."""
         return [*self.drafters, *((self.canary.drafters or []) if self.canary is not None else [])]
 
     @property
@@ -197,9 +184,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         return max(*depths, self.predicted_depth if any(depths) else 0)
 
     def without_drafts(self) -> EngineOptions:
-        """Return the options of a model that nothing can be drafted for."""
         return msgspec.structs.replace(self, drafters=[], canary=None, max_depth=0, predicted_depth=0)
 
     def with_model(self, **changes: object) -> EngineOptions:
-        """Return the options with some of the model's changed."""
         return msgspec.structs.replace(self, model=msgspec.structs.replace(self.model, **changes))

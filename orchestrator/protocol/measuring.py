@@ -61,6 +61,5 @@ class ProfileJob(msgspec.Struct, frozen=True):
 
 
 def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:
-    """Return how a measuring worker is started."""
     name = f"measure {job.model.adapter} {job.model.device} {job.drafter or job.role} {job.model.threads}"
     return WorkerSpec(name=name, entry=PROFILE_ENTRY, options=msgspec.to_builtins(job), node=node, cpus=0.0)

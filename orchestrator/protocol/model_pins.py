@@ -16,8 +16,6 @@ _OF_A_MODEL: Final = frozenset({"source", "store", _KEY})
 
 
 def pin_options(options: Mapping[str, Any], known: Mapping[str, ModelIdentity]) -> dict[str, Any]:
-    """Return a worker's options in which every model has an identity that it has, or that is known of its source."""
-
     def pin(model: dict[str, Any]) -> dict[str, Any]:
         identity = known.get(model["source"])
         return model if model[_KEY] is not None or identity is None else {**model, _KEY: msgspec.to_builtins(identity)}
@@ -54,7 +52,6 @@ def _map_spec(spec: WorkerSpec, change: Callable[[dict[str, Any]], dict[str, Any
 
 
 def _map_models(value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return plain data with every model's options in it changed."""
     if isinstance(value, dict):
         changed = {key: _map_models(item, change) for key, item in value.items()}
         return change(changed) if changed.keys() >= _OF_A_MODEL else changed

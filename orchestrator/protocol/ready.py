@@ -11,8 +11,6 @@ from adapters.model_identity import ModelIdentity
 
 
 class ReadyModel(msgspec.Struct, frozen=True, rename={"name": "model", "digest": "model_digest"}):
-    """Which model it serves."""
-
     name: str
     vocabulary_size: int
     vocabulary_fingerprint: str
@@ -105,15 +103,12 @@ class ReadyDrafting(msgspec.Struct, frozen=True):
 
     @property
     def all_drafters(self) -> list[str]:
-        """Every drafter that this worker asks, whoever it is for."""
         return [*self.drafters, *self.canary_drafters]
 
 
 class ReadyKv(
     msgspec.Struct, frozen=True, rename={"blocks": "kv_blocks", "format": "kv_format", "page_bytes": "kv_page_bytes"}
 ):
-    """The target's KV cache."""
-
     blocks: int
     block_tokens: int
     """Positions of a block, and of a page."""
@@ -123,7 +118,6 @@ class ReadyKv(
 
     @property
     def tokens(self) -> int:
-        """How many positions it holds."""
         return self.blocks * self.block_tokens
 
 
@@ -156,8 +150,6 @@ class ExpectedRounds(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The worker serves."""
-
     model: ReadyModel
     device: ReadyDevice
     precision: ReadyPrecision

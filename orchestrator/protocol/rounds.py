@@ -14,8 +14,6 @@ DEADLINE = "deadline"
 
 
 class DrafterShare(msgspec.Struct, frozen=True, array_like=True):
-    """What one drafter did for a request."""
-
     name: str
     asked: int = 0
     answered: int = 0
@@ -113,8 +111,6 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A request that is not served, or not any more."""
-
     request_id: str
     message: str
     kind: str

@@ -48,7 +48,6 @@ class SharedMemories:
             os.close(file)
 
     def close(self) -> None:
-        """Keep none any longer."""
         for key in list(self._files):
             self.remove(key)
 

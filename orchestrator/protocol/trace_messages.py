@@ -17,8 +17,6 @@ class TraceContext(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceTrace(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence in a sampled round."""
-
     trace: TraceContext
     stream: str
     """Its id with this worker."""
@@ -34,8 +32,6 @@ class SequenceTrace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RoundTrace(msgspec.Struct, frozen=True, array_like=True):
-    """The times of a sampled round."""
-
     number: int
     """Of the worker's rounds, from 0."""
     pid: int

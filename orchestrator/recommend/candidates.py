@@ -81,7 +81,6 @@ def _identify(draft: AnyDraft) -> tuple[str, str]:
 
 
 def _choose_name(draft: AnyDraft, taken: dict[str, Candidate]) -> str:
-    """Return a name that people know the draft by, and that no other has."""
     if isinstance(draft, IndexDraft):
         name = f"index {draft.store}"
     elif isinstance(draft, ModelDraft):

@@ -19,8 +19,6 @@ Mode = Literal["plain", "spec", "control"]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """An encoded prompt."""
-
     key: str
     category: str
     tokens: list[int]

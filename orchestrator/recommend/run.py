@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from adapters.contract import AdapterError
+from adapters.tokenizer import load_tokenizer
 from orchestrator.config.drafts import AnyDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import OutriderError
@@ -17,7 +21,6 @@ from orchestrator.fitting.worker_options import depth_of, engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.recommend.candidates import Candidate, chain_candidates, format_drafts, list_candidates
-from orchestrator.recommend.decode import encode_prompts, environment_of, read_prompts, warm_up
 from orchestrator.recommend.figures import (
     CONTROL,
     FORMULAS,
@@ -27,15 +30,98 @@ from orchestrator.recommend.figures import (
     describe_categories,
     describe_way,
 )
-from orchestrator.recommend.record import ModeRun, Prompt
-from orchestrator.recommend.ways import Way, close_drafters, decode_in_turns
+from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding
+from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.drafters import build_drafter
+from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
-from orchestrator.worker.measuring.prompts import OWN_PROMPTS, MeasurementError
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS, MeasurementError, PromptText, read_texts, spread
 
+_WARM_DEPTH = 4
 Tell = Callable[[str, float], None]
 """Hears what is being done, and which share of it is done (below 0: that is not known)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to decode. Its drafter (None: plain decoding) drafts for all requests, as in a server."""
+
+    name: str
+    options: EngineOptions
+    drafter: Drafter | None = None
+
+
+def decode_in_turns(
+    target: LoadedSource, ways: Sequence[Way], submits: Sequence[Submit], tell: Callable[[int], object]
+) -> dict[str, ModeRun]:
+    """Decode every request in every way, one at a time; each way comes first, and last, as often as the others. Each
+    has one loop, which learns what rounds cost, as a server's does.
+
+    `tell` hears how many requests are done. Raises OutriderError for a request that is refused.
+    """
+    runs = {way.name: ModeRun("spec" if way.drafter is not None else "plain") for way in ways}
+    loops = {way.name: build_loop(target, way.options, way.drafter) for way in ways}
+    for number, submit in enumerate(submits):
+        turn = number % len(ways)
+        for way in (*ways[turn:], *ways[:turn]):
+            measure_decoding(loops[way.name], [submit], runs[way.name])
+        tell(number + 1)
+    return runs
+
+
+def close_drafters(ways: Sequence[Way]) -> None:
+    """Close the drafters, the last one first: OpenVINO gives each model a signal stack, and takes them back right in
+    that order only."""
+    for way in reversed(ways):
+        if way.drafter is not None:
+            way.drafter.close()
+
+
+def read_prompts(path: Path, target: LoadedSource, limit: int) -> list[Prompt]:
+    """Read prompts and encode them as the chat API does. Raises MeasurementError naming file and line."""
+    texts = read_texts(path)
+    return encode_prompts(spread(texts, min(limit, len(texts)) or len(texts)), target)
+
+
+def encode_prompts(texts: Sequence[PromptText], target: LoadedSource) -> list[Prompt]:
+    tokenizer = load_tokenizer(target.tokenizer_dir)
+    stop_tokens = sorted(tokenizer.eos_ids)
+    return [
+        Prompt(text.key, text.category, tokenizer.encode_chat([{"role": "user", "content": text.text}]), stop_tokens)
+        for text in texts
+    ]
+
+
+def warm_up(target: LoadedSource, options: EngineOptions, drafter: Drafter | None) -> None:
+    """Let runtimes compile their shapes, on prompts of our own: what a drafter learns of them helps with no other.
+
+    Drafts have a fixed depth, so whether they pay is not tried here, unmeasured."""
+    warm = [
+        Submit(f"warm-{prompt.key}", prompt.tokens, 24, stop_tokens=prompt.stop_tokens)
+        for prompt in encode_prompts(OWN_PROMPTS[:2], target)
+    ]
+    measure_decoding(build_loop(target, options, None), warm, ModeRun("plain"))
+    fixed = [msgspec.structs.replace(submit, depth=min(_WARM_DEPTH, options.max_depth)) for submit in warm]
+    measure_decoding(build_loop(target, options, drafter), fixed, ModeRun("spec"))
+
+
+def environment_of(target: LoadedSource, options: EngineOptions) -> dict[str, Any]:
+    """Return what a result was measured with: versions, machine and loaded target."""
+    caps = target.model.capabilities
+    return {
+        "outrider": version("outrider"),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "model": target.name,
+        "adapter": options.model.adapter,
+        "device": caps.device,
+        "weights": caps.weights,
+        "activations": caps.activations.value,
+        "kv_cache": caps.kv_cache.value,
+        "exactness": caps.exactness.value,
+        "row_invariant": target.row_invariant,
+    }
 
 
 @dataclass(frozen=True, slots=True)

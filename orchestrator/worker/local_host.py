@@ -55,8 +55,6 @@ class StandingEvents:
 
 
 class LiveRequests:
-    """The requests that the engine has from the daemon of now."""
-
     def __init__(self) -> None:
         self._ids: set[str] = set()
 

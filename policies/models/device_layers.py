@@ -75,7 +75,6 @@ class LayerPlan:
 
     @property
     def has_all(self) -> bool:
-        """Whether the device has all layers."""
         return self.on_device == self.layers
 
     def sum_host(self, process_bytes: int) -> MemoryPlan:
@@ -131,7 +130,6 @@ def count_sides(
 
 
 def describe_layers(plan: LayerPlan, device: str) -> str:
-    """Return a plan in a line."""
     split = f"{plan.on_device} of {plan.layers} layers on {device} ({_describe_side(plan.device)})"
     split += f", in the host's memory {_describe_side(plan.host)}"
     return f"{split}: {plan.reason}" if plan.reason else split

@@ -89,8 +89,6 @@ class PrecisionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An alternative that was not taken, and why."""
-
     what: str
     why: str
 

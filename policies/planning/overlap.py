@@ -25,12 +25,10 @@ class ComputePlace:
 
     @classmethod
     def of(cls, host: str, device: str, cores: Collection[int]) -> ComputePlace:
-        """Return a place of cores in any form."""
         return cls(host, device, frozenset(cores))
 
 
 def shares_compute(place: ComputePlace, other: ComputePlace) -> bool:
-    """Return whether what one worker computes takes time from the other."""
     unit = name_compute_unit(place.device)
     if place.host != other.host or unit != name_compute_unit(other.device):
         return False

@@ -33,12 +33,12 @@ from numpy.typing import NDArray
 
 from device_profiles.link import SAME_HOST, LinkProfile
 from device_profiles.units import MS_PER_S
-from policies.planning.cascade_yield import estimate_drafting_ms
 from policies.planning.draft_yield import (
     all_hit_rate,
     changes_of,
     compute_draft_length_shares,
     depth_bound,
+    estimate_drafting_ms,
     tokens_per_round,
     usual_depth,
 )
@@ -81,7 +81,7 @@ def verify_ms(
 
 def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float) -> float:
     """Return the time to draft `depth` tokens for every sequence: the first forward also reads what the draft missed
-    of the last verdict. Steps that check cheaper drafters' tokens are fewer (policies/planning/cascade_yield.py)."""
+    of the last verdict. Steps that check cheaper drafters' tokens are fewer (policies/planning/draft_yield.py)."""
     if depth == 0 or sequences <= 0:
         return 0.0
     if draft.part is None:
@@ -152,7 +152,6 @@ class _Predictor:
         self._error = max(part.option.cost.error for part in target.parts)
 
     def at(self, depth: int, micro_batches: int) -> Prediction:
-        """Return what is predicted at a depth, with so many micro-batches."""
         draft, load, sequences = self._draft, self._load, self._target.sequences
         plain = self.plain[micro_batches]
         verify, drafting, link, alone = plain, 0.0, 0.0, 0.0

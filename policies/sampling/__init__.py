@@ -21,11 +21,17 @@ not judged.
 """
 
 from policies.sampling.coupled import choose
-from policies.sampling.draft_distribution import PROPOSAL_WIDTH, DraftDistribution, propose
 from policies.sampling.filters import distribution
 from policies.sampling.params import Acceptance, NotFinite, Row, Rule, Sampling, require_finite
 from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrate_tolerance, watch_tolerance
-from policies.sampling.verify import VerifiedDraft, verify_coupled_drafts, verify_draft
+from policies.sampling.verify import (
+    PROPOSAL_WIDTH,
+    DraftDistribution,
+    VerifiedDraft,
+    propose,
+    verify_coupled_drafts,
+    verify_draft,
+)
 
 __all__ = [
     "PROPOSAL_WIDTH",

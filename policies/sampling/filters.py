@@ -108,7 +108,6 @@ def _nucleus(
 def _cut_nucleus(
     ids: NDArray[np.uint32], nats: NDArray[np.float64], sampling: Sampling
 ) -> tuple[NDArray[np.uint32], NDArray[np.float64], int]:
-    """Return the nucleus of some ids, best first."""
     shares = np.exp(nats)
     within = np.cumsum(shares) >= sampling.top_p * float(shares.sum())
     count = int(within.argmax()) + 1 if within.any() else len(ids)

@@ -21,8 +21,6 @@ _MUCH_BETTER = 2.0  # greedy to sampled acceptance, or all other classes' to one
 
 
 class Cause(StrEnum):
-    """The likely causes, in the order in which they are looked for."""
-
     ONE_CLASS = "one_class"  # other classes fare well: this route's or user's text
     NOTHING_ACCEPTED = "nothing_accepted"  # another vocabulary, a broken cache: chance alone would accept some
     SAMPLING = "sampling"  # greedy requests fare well: temperature, not the drafter

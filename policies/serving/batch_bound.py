@@ -30,7 +30,6 @@ class BatchBound:
 
 
 def lift_bound(limits: BatchLimits) -> BatchBound:
-    """Return the bound that is none."""
     return BatchBound(limits.rows, limits.sequences)
 
 

@@ -27,8 +27,6 @@ _T_SERIES = (1.95996, 2.37227, 2.82250)
 
 
 class CanaryVariant(StrEnum):
-    """What everybody gets, and what is tried."""
-
     CONTROL = "control"
     CANARY = "canary"
 
@@ -54,7 +52,6 @@ class Moments(NamedTuple):
     squares: float = 0.0
 
     def with_value(self, value: float) -> Moments:
-        """Take in one more."""
         seen = self.seen + 1
         gap = value - self.mean
         mean = self.mean + gap / seen
@@ -67,7 +64,6 @@ class Moments(NamedTuple):
 
     @property
     def interval(self) -> Interval:
-        """Of the mean."""
         if self.seen < 2:
             return Interval(-inf, inf)
         half = _t_975(self.seen - 1) * sqrt(self.error_squared)
@@ -128,8 +124,6 @@ class PromotionRule(NamedTuple):
 
 
 class CanaryMove(StrEnum):
-    """What to do with the canary."""
-
     GO_ON = "go_on"
     PROMOTE = "promote"
     ROLL_BACK = "roll_back"
@@ -145,7 +139,6 @@ class Decision(NamedTuple):
 
 
 def decide_canary(arms: Mapping[CanaryVariant, Figures], rule: PromotionRule) -> Decision:
-    """Return what to do with the canary by what is known of both variants."""
     canary, control = arms.get(CanaryVariant.CANARY, Figures()), arms.get(CanaryVariant.CONTROL, Figures())
     tpot = difference(canary.tpot_ms, control.tpot_ms)
     ttft = difference(canary.ttft_ms, control.ttft_ms)

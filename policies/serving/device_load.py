@@ -45,7 +45,6 @@ def counts(others: float, *, counted: bool) -> bool:
 
 
 def find_usable_share(share: CoreLoad) -> float:
-    """Return the share of a device's time that our work can have there."""
     left = 1.0 - min(max(share.others, 0.0), 1.0)
     seen = share.ours >= max(_TAKES_ALL * left, LEAST_SHARE)
     fair = FAIR_SHARE if share.rivals is None else min(FAIR_SHARE, 1.0 / (1.0 + max(share.rivals, 0.0)))

@@ -29,10 +29,6 @@ class PoolSize:
     most: int
     idle_s: float = 60.0
 
-    def most_for(self, replicas: int) -> int:
-        """Return how many there may be for so many replicas: more than one for each are of no use."""
-        return max(self.least, min(self.most, replicas))
-
 
 @dataclass(frozen=True, slots=True)
 class PoolWorker:
@@ -74,8 +70,7 @@ class PoolChange:
 def follow_pool(
     trend: PoolTrend, size: PoolSize, workers: Sequence[PoolWorker], replicas: int, now_s: float
 ) -> PoolChange:
-    """Look at the workers of one draft, for so many replicas that have it."""
-    least, most = size.least, size.most_for(replicas)
+    least, most = size.least, max(size.least, min(size.most, replicas))
     count = len(workers)
     if count < least:
         return PoolChange(PoolTrend(), 1)

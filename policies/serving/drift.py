@@ -53,7 +53,6 @@ def observe_drift(drift: Drift, predicted_ms: float, measured_ms: float, toleran
 
 
 def has_drifted(drift: Drift) -> bool:
-    """Return whether prediction and measurement have parted."""
     return drift.off >= PATIENCE
 
 

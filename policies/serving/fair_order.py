@@ -31,11 +31,9 @@ class FairAccounts:
     ahead: Mapping[str, float] = field(default_factory=dict)
 
     def find_start(self, owner: str) -> float:
-        """Return where a next request of this owner would start."""
         return max(self.now, self.ahead.get(owner, 0.0))
 
     def charge(self, request: WaitingRequest) -> FairAccounts:
-        """Return the accounts after a request was given a place."""
         start = self.find_start(request.owner)
         ahead = {**self.ahead, request.owner: start + max(0.0, request.work)}
         return FairAccounts(start, {owner: until for owner, until in ahead.items() if until > start})

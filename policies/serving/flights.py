@@ -32,7 +32,6 @@ class StageCost:
     rows_ms: float = 0.0
 
     def observe(self, rows: int, took_ms: float) -> StageCost:
-        """Take in a forward."""
         return StageCost(
             _KEPT * self.weight + 1.0,
             _KEPT * self.rows + rows,

@@ -36,7 +36,6 @@ class CopyRate:
 
     @property
     def assumed_bytes_per_s(self) -> float:
-        """What to reckon with."""
         return self.bytes_per_s or _FIRST_BYTES_PER_S
 
 
@@ -49,12 +48,10 @@ class MovePrice:
 
     @property
     def moves(self) -> bool:
-        """Whether the pages go along."""
         return self.move_ms < self.recompute_ms
 
     @property
     def reason(self) -> str:
-        """Say why, in one line."""
         sign = "less" if self.moves else "no less"
         return f"its pages take {self.move_ms:.0f} ms, {sign} than {self.recompute_ms:.0f} ms to compute them again"
 

@@ -109,7 +109,6 @@ class Narrowing(Generic[M]):
         return len(self._of)
 
     def put(self, name: str, member: M, kind: Kind, load: int) -> None:
-        """A member is of this kind now, and has so many streams."""
         crowd = self._of.get(name)
         if crowd is None or crowd.kind.key != kind.key:
             if crowd is not None:
@@ -123,13 +122,11 @@ class Narrowing(Generic[M]):
         crowd.put(name, member, load)
 
     def set_load(self, name: str, member: M, load: int) -> None:
-        """A member has so many streams now."""
         crowd = self._of.get(name)
         if crowd is not None:
             crowd.put(name, member, load)
 
     def drop(self, name: str) -> None:
-        """There is no such member any more."""
         crowd = self._of.pop(name, None)
         if crowd is not None:
             self._leave(crowd, name)

@@ -52,13 +52,6 @@ class ReplicaPace(NamedTuple):
         return mean if mean > mean_ms / 4.0 else mean_ms / 4.0
 
 
-def observe_replica_round(
-    pace: ReplicaPace, *, sequences: int, tokens: float, rows: float, drafted: float, round_ms: float
-) -> ReplicaPace:
-    """Take in one round. One with more rows than its sequences and their drafts need was prefill too."""
-    return _observe(pace, sequences, tokens, rows, drafted, round_ms)
-
-
 def _observe(
     pace: ReplicaPace,
     sequences: int,
@@ -125,16 +118,6 @@ class PairPaces(NamedTuple):
         return PairPaces(plain, {**self.drafted, draft: with_it})
 
 
-def predict_saved_ms(own: PairPaces, alike: Sequence[PairPaces], draft: str, sequences: int) -> float:
-    """Return what a draft saves of a token's time, by the replicas on devices that are alike (this one among them);
-    0 where it was not seen at work."""
-    drafted = add_paces([load.drafted[draft] for load in alike if draft in load.drafted])
-    plain = [load.plain for load in alike]
-    plain_ms = predict_tpot_ms(own.plain, plain, sequences)
-    shared_ms = add_paces(plain).tpot_ms(sequences)
-    return reckon_saved_ms(own.drafted.get(draft), drafted, plain_ms, shared_ms, drafted.tpot_ms(sequences))
-
-
 def reckon_saved_ms(
     own: ReplicaPace | None, drafted: ReplicaPace, plain_ms: float, shared_ms: float, drafted_ms: float
 ) -> float:
@@ -152,11 +135,6 @@ def reckon_saved_ms(
         if abs(more_ms) > (_ALIKE - 1.0) * plain_ms:
             saved_ms -= more_ms * drafted.weight / drafted.made
     return saved_ms if saved_ms > 0.0 else 0.0
-
-
-def predict_tpot_ms(pace: ReplicaPace, all_paces: Sequence[ReplicaPace], sequences: int) -> float:
-    """Return the TPOT to reckon with: what all replicas show together, unless this one is clearly another kind."""
-    return reckon_tpot_ms(pace.tpot_ms(sequences), add_paces(all_paces).tpot_ms(sequences), sequences)
 
 
 def expect_pace(*, places: int, alone_ms: float, full_ms: float, prefill_ms: float) -> ReplicaPace:

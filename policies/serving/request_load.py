@@ -25,7 +25,6 @@ class RequestLoad:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough rounds are behind it."""
         return self.rounds_ms >= KNOWN_AFTER_MS
 
 

@@ -167,7 +167,6 @@ class Route:
 
     @property
     def rated(self) -> tuple[RatedReplica, ...]:
-        """All candidates with their terms."""
         if self._rated is None:
             self._rated = tuple(self._rate())
         return self._rated

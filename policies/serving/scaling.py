@@ -57,7 +57,6 @@ class ScaleLoad:
 
     @property
     def present(self) -> tuple[ScaledReplica, ...]:
-        """Those that count."""
         return tuple(replica for replica in self.replicas if not replica.gone)
 
     @property
@@ -84,7 +83,6 @@ class ScaleTrend:
     too_many: Mapping[int, int] = field(default_factory=dict)
 
     def observe_failure(self, now_s: float) -> ScaleTrend:
-        """One more could not be had."""
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.failures, 16))
         return replace(self, failures=self.failures + 1, again_s=now_s + pause_s)
 

@@ -94,7 +94,6 @@ class SloDecision(NamedTuple):
 
     @property
     def explained(self) -> str:
-        """What is moved, in one line."""
         if self.levers == (SloAction.NOTHING,):
             return "nothing is moved"
         beside = "beside prompts " * self.beside_prompts
@@ -108,7 +107,6 @@ class SloDecision(NamedTuple):
 
 
 def at_rest(max_running: int) -> SloDecision:
-    """Return the decision where no objective is at risk."""
     return SloDecision(1.0, 1.0, max_running, (SloAction.NOTHING,))
 
 

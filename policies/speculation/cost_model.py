@@ -124,7 +124,6 @@ class CostModel(NamedTuple):
 
 
 def is_slowed(draft_ms: float, forward_ms: float) -> bool:
-    """Return whether so much drafting before a forward slows it."""
     return draft_ms > _SLOWED * forward_ms
 
 
@@ -195,7 +194,6 @@ def _correct_all(cost: CostModel, change: float, *, slowed: bool) -> tuple[float
 
 
 def _rebuild_tables(cost: CostModel) -> CostModel:
-    """Return costs whose tables hold all corrections."""
     kept = (1.0 - _FADING) ** cost.stale
     knots, logs = (array("d", [kept * value for value in values]) for values in (cost.log_of_knot, cost.log_of_row))
     table_ms, row_ms, least_ms = _tables(cost.fit, knots, logs, len(cost.table_ms) - 1)

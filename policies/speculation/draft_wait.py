@@ -1,21 +1,39 @@
 """How long a round may wait for drafts that another process makes.
 
-A wait is worth what `policies/speculation/break_even` says of it: w ms while w < a T. A drafter that is slower than
+A wait is worth what `policies/speculation/gate` says of it: w ms while w < a T. A drafter that is slower than
 that is asked all the same, and not waited for. An answer that comes late may still fit behind the target's choices in
 the meantime.
+
+How far a draft worker runs ahead of a target that is behind a link.
+
+With a round trip of r ms the worker learns of a verdict r/2 late, and its lines arrive r/2 late. Meanwhile the target
+runs r / T rounds of T ms, and takes a tokens of its drafts and one of its own in each. So a line must be longer by
+(1 + a) r / T tokens than one that takes no time on its way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from policies.running_mean import update_mean
-from policies.speculation.break_even import worth_ms
+from policies.speculation.gate import worth_ms
 from policies.speculation.probe import Probe
 
+MOST_LEAD = 64
+"""Tokens. A longer lead is a guess that hardly ever comes true."""
+_NOTICED = 0.1  # of a token: links of one host take less
 _NEWEST = 0.1  # weight of the newest answer in running means
 RETRY = Probe(64)
 """One request in so many is waited for although the drafter seems too slow: it may be faster while the target waits."""
+
+
+def count_lead_tokens(rtt_ms: float, round_ms: float, accepted: float) -> int:
+    """Return how many tokens a round trip is worth, at rounds of so many ms (0: not known, so none) and so many
+    accepted tokens in each."""
+    if round_ms <= 0.0:
+        return 0
+    return max(0, min(MOST_LEAD, ceil((1.0 + accepted) * rtt_ms / round_ms - _NOTICED)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +47,10 @@ class DraftWait:
 
 
 def count_draft_request(pace: DraftWait) -> DraftWait:
-    """Count a request."""
     return replace(pace, asks=pace.asks + 1)
 
 
 def observe_draft_answer(pace: DraftWait, answer_ms: float) -> DraftWait:
-    """Take in how long an answer took."""
     return replace(pace, answer_ms=update_mean(pace.answer_ms or answer_ms, answer_ms, _NEWEST))
 
 

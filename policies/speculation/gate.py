@@ -5,8 +5,16 @@ grows by SHARE in every round, and by what each round with drafts won or lost. A
 tried when the account covers what that takes at worst, its reading of the text included. It is left alone again when
 the trial says so, or the account is empty; then it begins from nothing. So all that drafting ever loses is at most
 FIRST_ROUNDS, SHARE of the rounds, and what one round takes more than was expected of it. A drafter whose step takes
-nearly a round can win next to nothing whatever is accepted (see `policies/speculation/break_even`): it is tried later,
+nearly a round can win next to nothing whatever is accepted (see below): it is tried later,
 in case that the step was measured wrong.
+
+When drafting pays, whoever drafts.
+
+Let T be the time of a round without drafts, c the time that drafts add to it and a the mean number of accepted drafts
+per sequence. A round with drafts then yields 1 + a tokens per sequence in T + c, and one without yields 1 in T. Drafts
+pay while (T + c) / (1 + a) < T, so while c < a T (the condition of Leviathan et al., arXiv 2211.17192, section 3.5, in
+measured times). Within a draft, one token more pays while the chance that it is accepted, times T, is above what it
+takes.
 """
 
 from __future__ import annotations
@@ -14,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from policies.running_mean import update_mean
-from policies.speculation.break_even import worth_ms
 
 TRIAL_ROUNDS = 4
 """A trial is judged after so many rounds with drafts."""
@@ -24,6 +31,16 @@ _NEWEST = 0.1  # least weight of the newest round in running means
 _DEAR = 0.8  # a step that takes this part of a round
 _DEAR_TRIALS = 2.0  # are saved for, before such a drafter is tried
 _HORIZON = 0.5  # of what drafts promise to win in the rest of a text, reading it may take
+
+
+def worth_ms(accepted: float, round_ms: float) -> float:
+    """Return what drafts with so many accepted tokens per sequence may add to a round of `round_ms` at most."""
+    return accepted * round_ms
+
+
+def token_price(step_ms: float, round_ms: float) -> float:
+    """Return the chance of being accepted below which a further token is not worth what it takes (0 ms: unknown)."""
+    return step_ms / round_ms if round_ms > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +78,6 @@ class DraftCost:
 
 
 def pays(worth: GateState, round_ms: float) -> bool:
-    """Return whether drafts paid in the rounds that had them."""
     return worth.cost_ms < worth_ms(worth.accepted, round_ms)
 
 

@@ -88,7 +88,6 @@ def _observe_times(
     times: RoundTimes,
     tokens: int,
 ) -> SpeculationState:
-    """Return what is known of costs and of what speculation gains after a round."""
     sequences, context, shape = len(now.places), now.context_tokens, state.shape
     more = count_added_rows(now, decision.depths)
     rows = now.base_rows + more

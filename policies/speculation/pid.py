@@ -60,7 +60,6 @@ DEFAULTS = PidSettings()
 
 
 def start_pid(depth: float, limits: DepthLimits) -> PidState:
-    """Return a controller that begins at a depth."""
     start = min(max(depth, limits.least), limits.most)
     return PidState(start, depth=round(start))
 

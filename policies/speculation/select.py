@@ -25,7 +25,6 @@ _FORCED = 1e6  # the chance of a token that is verified whatever it costs
 
 
 def decide_depths(state: SpeculationState, now: RoundContext, proposals: Sequence[DraftSummary]) -> DepthDecision:
-    """Return how many tokens of each draft to verify."""
     before, last = now.base_rows + now.filling_rows, state.shape.last
     nothing = not any(proposal.tokens for proposal in proposals)
     if nothing and (now.widths or before >= last or state.shape.change_ms <= 0.0):

@@ -64,7 +64,6 @@ def end_request(state: SpeculationState, key: str) -> SpeculationState:
 
 
 def base_ms(state: SpeculationState, now: RoundContext) -> float:
-    """Return what this round takes without drafts."""
     return state.cost.ms(now.base_rows, len(now.places), now.context_tokens)
 
 

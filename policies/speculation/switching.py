@@ -37,7 +37,6 @@ ON = SpeculationSwitch()
 
 
 def active(switch: SpeculationSwitch) -> bool:
-    """Return whether to speculate in the next round."""
     return switch.on or switch.trial > 0
 
 
@@ -56,7 +55,6 @@ def observe_speculative_round(switch: SpeculationSwitch, gain: float, round_ms: 
 
 
 def observe_plain_round(switch: SpeculationSwitch, round_ms: float) -> SpeculationSwitch:
-    """Take in a round without speculation."""
     saved_ms = switch.saved_ms + PROBE_SHARE * round_ms
     if saved_ms >= TRIAL_ROUNDS * max(switch.lost_ms, 0.1 * round_ms):
         return SpeculationSwitch(False, 1.0, 0, switch.lost_ms, 0.0, TRIAL_ROUNDS)

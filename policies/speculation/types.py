@@ -84,7 +84,6 @@ class RoundTimes(NamedTuple):
 
 
 def count_added_rows(now: RoundContext, depths: Sequence[int]) -> int:
-    """Return the rows that these depths add to what is run anyway."""
     if not any(depths):
         return 0
     if not now.widths:

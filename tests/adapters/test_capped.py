@@ -22,7 +22,7 @@ from adapters.conformance.case import silent
 from adapters.hardware import processor
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
-from adapters.tokenizer_recipe import TokenizerRecipe
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.variant import Variant
 from tests.support.capped import SWITCHES, Case
 

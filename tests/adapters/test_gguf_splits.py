@@ -11,18 +11,18 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider_lab.gguf_layers import Layer, write_layers
 
 from adapters import registry
 from adapters.conformance.case import Case, load, prepare_case, run, text
 from adapters.contract import Exactness, ModelRefused
 from adapters.decoder.from_gguf import GgufWeights
-from adapters.gguf_layers import Layer, write_layers
 from adapters.gguf_splits import list_first_files, list_names, strip_number
 from adapters.model_checks import check_files
 from adapters.model_source import ModelSource, check_model, check_source, resolve
 from adapters.model_store import ModelStore
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.source_meter import SourceMeter
-from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import vocabulary_in
 from orchestrator.fitting.precision import sizes_of
 from tests.support.tiny_gguf import Tiny, list_split, write

@@ -16,8 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from adapters.contract import ModelRefused
 from adapters.decoder import hf_config
-from adapters.decoder.config_reader import ConfigReader
-from adapters.decoder.hf_config import read_spec
+from adapters.decoder.hf_config import ConfigReader, read_spec
 from adapters.hf_directory import model_files, open_weights
 from tests.support import reference_decoder, tiny_models
 

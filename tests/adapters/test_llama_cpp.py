@@ -28,7 +28,7 @@ from adapters.contract import (
 )
 from adapters.llama_cpp import fork, library
 from adapters.llama_cpp.adapter import LlamaCppAdapter
-from adapters.llama_cpp.pool import CopiedBlocks
+from adapters.llama_cpp.model import CopiedBlocks
 from adapters.llama_cpp.state import read_format
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore

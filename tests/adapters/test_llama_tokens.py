@@ -17,9 +17,9 @@ import pytest
 from adapters.contract import ModelRefused
 from adapters.libllama import FORK
 from adapters.llama_cpp.fork_faults import UNKNOWN_CUTS
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_cuts import cut_of, list_cuts
-from adapters.tokenizer_recipe import TokenizerRecipe
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS
 from tests.adapters.test_tokenizer_cuts import DIFFERENT, LLAMA3, QWEN2, RECORDED, TEXTS, load
 from tests.adapters.test_tokenizer_spm import tokenizer as write_pieces

@@ -15,9 +15,8 @@ from adapters.contract import ModelRefused
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import resolve
 from adapters.model_store import ModelReplaced, ModelStore
-from adapters.own_tokenizer import prepare_own_tokenizer
+from adapters.own_tokenizer import TokenizerRecipe, prepare_own_tokenizer
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
 from tests.adapters.test_hf_hub import environment
 from tests.support import tiny_gguf, tiny_models
 from tests.support.hub_server import Hub, serving

@@ -17,8 +17,8 @@ from adapters.decoder.reference import Reference, TextCache
 from adapters.decoder.spec import Grouped
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
 
 pytestmark = pytest.mark.model
 PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"

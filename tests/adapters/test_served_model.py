@@ -19,9 +19,9 @@ from adapters.decoder.source import open_source
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import ModelSource, check_model, resolve
 from adapters.model_store import ModelReplaced, ModelStore, StoreFull, StoreUnwritable
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.registry import get
 from adapters.served_model import find_served, keep_head
-from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import vocabulary_in
 from orchestrator.fitting.precision import sizes_of
 from orchestrator.worker.loading.memory import predict_memory

@@ -21,10 +21,8 @@ from adapters.invariance import find_variance
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from adapters.openvino_rt.static_adapter import StaticOpenVinoAdapter
-from adapters.openvino_rt.static_graphs import Compiler
-from adapters.openvino_rt.static_model import StaticModel
-from adapters.openvino_rt.static_plan import plan_shapes
-from adapters.openvino_rt.static_widths import Cover, agreeing, list_starts
+from adapters.openvino_rt.static_graphs import Compiler, plan_shapes
+from adapters.openvino_rt.static_model import Cover, StaticModel, agreeing, list_starts
 from device_profiles.profile import Exactness
 from tests.support import reference_decoder, tiny_gguf, tiny_models
 

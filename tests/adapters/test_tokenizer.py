@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused, Unsupported
 from adapters.gguf_header import read_header
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import TemplateError, Tokenizer
 from adapters.tokenizer_gguf import token_texts
-from adapters.tokenizer_recipe import TokenizerRecipe
 
 PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 OTHERS = [value for value in range(256) if value not in PRINTABLE]

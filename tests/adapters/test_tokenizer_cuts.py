@@ -17,10 +17,10 @@ import pytest
 
 from adapters.contract import ModelRefused
 from adapters.gguf_header import read_header
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_cuts import list_cuts
 from adapters.tokenizer_gguf import check_tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
 from tests.support.llama_cpp_ids import list_ids, read_recorded, write_cut_vocabulary
 
 RECORDED = read_recorded()

@@ -12,9 +12,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from adapters.contract import ModelRefused
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_hf import vocabulary_texts
-from adapters.tokenizer_recipe import TokenizerRecipe
 from tests.support import tiny_models
 
 CONTROLS = ["<unk>", "<s>", "</s>", "<|eot|>"]

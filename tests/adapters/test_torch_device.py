@@ -33,11 +33,11 @@ from adapters.hf_directory import open_weights
 from adapters.kv_blocks import BlockPool
 from adapters.source_meter import SourceMeter
 from adapters.torch_device.failures import classify_torch_failure
-from adapters.torch_device.graphs import Graphs, StaticInputs, pad_inputs, size_of
-from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, PlainLinear, TiledLinear, packs
 from adapters.torch_device.model import shapes_for
 from adapters.torch_device.plan import ForwardPlan, Shapes, plan_forward
+from adapters.torch_device.products import EightBitLinear, FourBitLinear, PackedLinear, PlainLinear, TiledLinear, packs
 from adapters.torch_device.quantize import QuantizedTorchWeights
+from adapters.torch_device.runner import Graphs, StaticInputs, pad_inputs, size_of
 from adapters.torch_device.weights import Affine, read_decoder, read_prepared_tensors, write_weights
 from device_profiles.profile import Exactness
 from tests.adapters.test_hf_reference import TOKENS, VARIANTS

@@ -13,11 +13,12 @@ import yaml
 
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.alerts.evaluator import Evaluator, Sample
-from orchestrator.daemon.alerts.rules import SHIPPED, write_rules, write_runbook
+from orchestrator.daemon.alerts.rules import SHIPPED, write_rules
 from orchestrator.daemon.alerts.table import ALERTS, METRICS
 from orchestrator.daemon.api.metrics.collector import Metrics
 from tests.alerts.series import RECORDED, STEP_S, Recorded, Values
 from tests.api.test_metrics_docs import Idle
+from tools.write_runbook import write_runbook
 
 ROOT = Path(__file__).parents[2]
 NAMES = [alert.name for alert in ALERTS]

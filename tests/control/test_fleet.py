@@ -30,12 +30,11 @@ from policies.serving.replica_load import (
     SeenRound,
     add_paces,
     predict_prefill_ms,
-    predict_saved_ms,
-    predict_tpot_ms,
 )
 from policies.serving.routing import FULL, Route
 from tests.api.support import READY
 from tests.control.test_step import ControlMachine, spec
+from tests.support.paces import predict_saved_ms, predict_tpot_ms
 from tests.support.ready import change_ready
 
 SLOW, FAST = 30.0, 10.0

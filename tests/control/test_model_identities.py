@@ -24,7 +24,7 @@ from orchestrator.daemon.control.events import (
 from orchestrator.daemon.control.replicas.model_identities import ModelIdentities
 from orchestrator.daemon.control.state import FAILED
 from orchestrator.daemon.control.step import State, step
-from orchestrator.launch.code_version import digest_worker
+from orchestrator.launch.local import digest_worker
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.events import Failed

@@ -118,18 +118,8 @@ async def test_what_serves_of_a_plan_is_what_its_replicas_reach_that_are_ready(t
         assert [one.replica for one in plan.missing] == [0]
 
 
-class HeadAway(LocalCluster):
-    """A cluster whose head is away when that is said."""
-
-    why = ""
-
-    @property
-    def away(self) -> str:
-        return self.why
-
-
 async def test_while_the_head_of_a_cluster_is_away_status_and_metrics_say_so_and_requests_are_served() -> None:
-    cluster = HeadAway()
+    cluster = LocalCluster()
     control = TargetControl(cluster, [name_worker("good")], LIMITS, SystemClock(), at_once)
     await control.start()
     try:
@@ -138,7 +128,7 @@ async def test_while_the_head_of_a_cluster_is_away_status_and_metrics_say_so_and
         metrics = Metrics(control, SystemClock())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
             for why in ("", "Ray's head has not answered for 9 s; is it running (ray start --head)?", ""):
-                cluster.why = why
+                cluster.away = why
                 rows = dict(list_rows((await client.get("/admin/status")).json()))
                 assert ("RAY AWAY" in rows) is bool(why)
                 assert why in rows.get("RAY AWAY", "")

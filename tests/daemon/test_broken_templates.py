@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from openai import BadRequestError
 
-from orchestrator.daemon.bootstrap.template_faults import find_template_fault
-from tests.adapters.test_tokenizer import write_vocabulary
+from orchestrator.config.load import parse_config
+from orchestrator.daemon.bootstrap import template_faults
 from tests.support import tiny_models
 from tests.support.daemon import outrider_process, running
 from tests.support.hub_server import Hub, serving
@@ -65,9 +65,14 @@ def test_commands_tell_a_broken_template(tmp_path: Path, outrider, template: str
 
 
 @pytest.mark.parametrize("template", [ENDLESS, "{{ 'x' * 9999999999 }}"])
-def test_a_template_that_goes_on_or_grows_is_ended(tmp_path: Path, template: str) -> None:
-    fault = find_template_fault(write_vocabulary(tmp_path / "v.gguf", template=template), timeout_s=1.5)
-    assert fault.startswith("the model's chat template ")
+def test_a_template_that_goes_on_or_grows_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    monkeypatch.setattr(template_faults, "_TIMEOUT_S", 1.5)
+    path = write_cluster(tmp_path, template)
+    config, lines = parse_config(path.read_text(), path)
+    (fault,) = template_faults.list_template_faults(config, path, lines)
+    assert "chats with it will be refused, completions not: the model's chat template " in fault
 
 
 def test_requests_are_told_whose_fault_it_is(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from adapters.contract import AdapterError
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
-from adapters.tokenizer_recipe import TokenizerRecipe
+from adapters.own_tokenizer import TokenizerRecipe
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.bootstrap.plan_board import PlanBoard
 from orchestrator.daemon.bootstrap.target_life import DaemonGround, TargetLife

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from adapters.hf_directory import open_weights
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
 from tests.support import reference_decoder, tiny_models
 from tests.support.daemon import running
 from tests.support.hub_server import Hub, serving

@@ -12,8 +12,14 @@ import msgspec
 import pytest
 
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost, knock
-from orchestrator.protocol.links.tls import LinkCertificate, encrypt_link
+from orchestrator.protocol.links.endpoint import (
+    GREETING_S,
+    EndpointServer,
+    LinkCertificate,
+    LinkLost,
+    encrypt_link,
+    knock,
+)
 from orchestrator.worker.drafting.protocol import (
     VERSION,
     Begin,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.worker.drafting.meter import Meter
+from orchestrator.worker.drafting.port import Meter
 from tests.support.simulated_time import SimulatedClock
 
 

@@ -17,9 +17,17 @@ from orchestrator.protocol.draft_messages import DrafterState, DraftLink, Remote
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
 from orchestrator.worker.drafting.port import Ask, Draft
-from orchestrator.worker.drafting.protocol import VERSION, DraftRequest, DraftResponse, Link, Welcome, WireDraft
+from orchestrator.worker.drafting.protocol import (
+    VERSION,
+    DraftRequest,
+    DraftResponse,
+    Link,
+    SparseRow,
+    Welcome,
+    WireDraft,
+    pack_proposal,
+)
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
-from orchestrator.worker.drafting.sparse_rows import SparseRow, pack_proposal
 from policies.sampling import DraftDistribution, Sampling
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of
 from tests.support.fixed_depth import FixedDepth

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
 from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
-from orchestrator.worker.drafting.merge import choose_guess
 from orchestrator.worker.drafting.port import NOTHING, Ask, Draft
 from orchestrator.worker.drafting.statistics import (
     MOST_CONTEXT,
@@ -24,7 +23,7 @@ from orchestrator.worker.drafting.statistics import (
     pack_context,
     write_statistics,
 )
-from orchestrator.worker.drafting.suffix import SuffixDrafter
+from orchestrator.worker.drafting.suffix import SuffixDrafter, choose_guess
 from policies.sampling import Sampling
 
 VOCABULARY = "words"

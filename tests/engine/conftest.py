@@ -14,8 +14,8 @@ from adapters.conformance.case import exact_class
 from adapters.contract import LoadedModel, LoadOptions
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
 
 PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"
 

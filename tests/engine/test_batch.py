@@ -7,8 +7,7 @@ from adapters.contract import BlockRules, Segment
 from adapters.kv_blocks import BlockPool
 from orchestrator.protocol.commands import Submit
 from orchestrator.worker.engine.batch import ScheduledSequence, count_logits_rows, most_blocks, schedule_rows
-from orchestrator.worker.engine.logprobs import LogprobCollector
-from orchestrator.worker.engine.sequence import SequenceState
+from orchestrator.worker.engine.sequence import LogprobCollector, SequenceState
 from policies.serving.prefill_shares import PrefillRows
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.protocol.load_options import ShardOptions
-from orchestrator.worker.loading.flights import count_parallel_stages
+from orchestrator.worker.loading.engine import count_parallel_stages
 
 
 def shard(device: str, adapter: str = "openvino_rt", **fields: Any) -> ShardOptions:

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.protocol.rounds import Refused
 from orchestrator.side_lane import MOST_LEFT, SideLane
-from orchestrator.worker.engine.compile_lanes import LARGE_BYTES, CompileLanes
+from orchestrator.worker.engine.worker_engine import LARGE_BYTES, CompileLanes
 
 WITHIN_S = 60.0
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from adapters.model_identity import ModelIdentity
 from adapters.tokenizer import load_tokenizer
 from orchestrator.protocol.load_options import ModelDraftOptions
-from orchestrator.worker.loading.vocabularies import prepare_tokenizer, remote_pair
+from orchestrator.worker.loading.drafters import prepare_tokenizer, remote_pair
 from tests.support.options import build_options
 base, source = Path(sys.argv[1]), sys.argv[2]
 for identity in (None, ModelIdentity(source, "0" * 16)):

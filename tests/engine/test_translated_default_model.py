@@ -12,8 +12,8 @@ import pytest
 from adapters import registry
 from adapters.contract import LoadedModel, LoadOptions, ModelRefused
 from adapters.model_source import ModelSource, resolve
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import vocabulary_of
 from device_profiles.profile import Exactness
 from orchestrator.clock import SystemClock

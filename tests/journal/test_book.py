@@ -19,13 +19,11 @@ from hypothesis import strategies as st
 from orchestrator.daemon.journal.book import AnswerBook, BookLimits, KeptAnswer
 from orchestrator.daemon.journal.records import (
     HEAD_BYTES,
-    OLD_MAGIC,
     Committed,
     CommittedTokens,
     Head,
     Opened,
     Record,
-    decode_old_records,
     decode_segment,
     encode_records,
 )
@@ -223,11 +221,6 @@ def segment_of(records: list[Record], number: int = 1, snapshot: int = 0) -> tup
     return data, ends
 
 
-def old_file_of(records: list[Record]) -> bytes:
-    """What versions before 2026-11-28 wrote."""
-    return OLD_MAGIC + encode_records(records, 0)
-
-
 ROUNDS = st.lists(st.lists(st.lists(st.integers(0, 2**31), max_size=4), min_size=2, max_size=2), max_size=6)
 
 
@@ -261,26 +254,6 @@ async def test_nothing_of_a_files_last_use_counts(rounds, last, data):
     head = Head(2, salts[1], 0).encode()
     used_again = head + encode_records(new, salts[1]) + encode_records(old, salts[0])
     assert decode_segment(used_again) == new
-
-
-@given(rounds=ROUNDS, torn=st.data())
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_an_earlier_versions_file_replays_all_but_its_torn_record(rounds, torn):
-    whole = records_of(rounds)
-    data = old_file_of(whole)
-    ends = [len(old_file_of(whole[:count])) for count in range(len(whole) + 1)]
-    cut = torn.draw(st.integers(0, len(data)))
-    assert list(decode_old_records(data[:cut])) == whole[: max(0, sum(end <= cut for end in ends) - 1)]
-
-
-async def test_an_earlier_versions_state_is_taken_over_and_its_files_are_gone(tmp_path):
-    first = records_of([[[1], [2]]])
-    (tmp_path / f"{7:012d}.journal").write_bytes(old_file_of(first))
-    (tmp_path / f"{8:012d}.journal").write_bytes(old_file_of([Committed([CommittedTokens(0, 0, [3])])]))
-    for _ in range(2):
-        found = recover_all(tmp_path)
-        assert [found[name].choices[0].tokens for name in "ab"] == [[1, 3], [2]]
-        assert {path.suffix for path in tmp_path.iterdir()} == {".segment"}
 
 
 async def test_torn_at_every_byte_of_its_last_record_the_journal_loses_that_one_alone(tmp_path):

@@ -14,7 +14,7 @@ from device_profiles.acceptance import TargetTexts
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from orchestrator.clock import SystemClock
-from orchestrator.planning.profiling.link_work import THIS_HOST, name_of, paths, probe_spec
+from orchestrator.planning.profiling.work import THIS_HOST, name_of, paths, probe_spec
 from orchestrator.protocol.commands import Stop
 from orchestrator.protocol.events import EndpointOpened, Event, Failed
 from orchestrator.protocol.links.address import LinkEndpoint

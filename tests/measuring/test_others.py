@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from device_profiles.device_load import DeviceLoad
 from device_profiles.measured import MeasuredModel
 from device_profiles.store import ProfileStore
-from orchestrator.worker.measuring.others import OthersMeter, find_taken, name_measured
+from orchestrator.worker.measuring.measuring_worker import OthersMeter, find_taken, name_measured
 from tests.support.profiles import store_simulated_profiles
 from tests.support.simulated_time import SimulatedClock
 

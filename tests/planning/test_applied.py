@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.sketch import load_sketch
 from orchestrator.daemon.bootstrap.start_specs import build_start_specs
-from orchestrator.planning.applied import apply_plan, build_option_filter, list_unplaced_drafts, whole_targets
+from orchestrator.planning.applied import apply_plan, build_option_filter, list_unplaced_drafts
 from orchestrator.planning.basis import basis
 from orchestrator.planning.basis import plain as plain_data
 from orchestrator.planning.proposal import PlanProposal, propose_here, propose_sketch
@@ -22,6 +23,11 @@ from tests.support.profiles import GIB, store_simulated_profiles
 
 HEAD = "model: {{source: 'simulated:toy', name: toy, adapter: {adapter}, device: {device}}}\n"
 DRAFTS = "drafts: [{method: suffix}, {method: model, source: 'simulated:toy', adapter: auto, device: auto}]\n"
+
+
+def whole_targets(request):
+    """What is asked for without layer shards."""
+    return replace(request, placement=request.placement.model_copy(update={"sharding": "never"}))
 
 
 def propose_plan(directory: Path, text: str):

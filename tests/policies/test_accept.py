@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.sampling import DraftDistribution, NotFinite, Sampling, choose, distribution, noise, propose, verify_draft
-from policies.sampling.accept import judge, residual
+from policies.sampling.verify import judge, residual
 
 VOCABULARY = 5
 Output = tuple[int, ...]

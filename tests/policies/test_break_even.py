@@ -5,7 +5,6 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.break_even import token_price, worth_ms
 from policies.speculation.gate import (
     FIRST_ROUNDS,
     SHARE,
@@ -15,6 +14,8 @@ from policies.speculation.gate import (
     decide_drafting,
     observe_drafted_round,
     reads,
+    token_price,
+    worth_ms,
 )
 
 TIMES_MS = st.floats(0.01, 1000.0)

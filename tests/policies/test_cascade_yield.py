@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.planning.cascade_yield import MOST_CHECKED, estimate_drafting_ms
+from policies.planning.draft_yield import MOST_CHECKED, estimate_drafting_ms
 from policies.planning.plan import CheaperDrafter
 
 CHANCES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4).map(tuple)

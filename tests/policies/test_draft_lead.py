@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.draft_lead import MOST_LEAD, count_lead_tokens
-from policies.speculation.draft_wait import DraftWait, gain_ms
+from policies.speculation.draft_wait import MOST_LEAD, DraftWait, count_lead_tokens, gain_ms
 
 
 @pytest.mark.parametrize(

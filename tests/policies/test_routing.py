@@ -8,8 +8,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.serving.replica_load import ReplicaPace, observe_replica_round, predict_prefill_ms, predict_tpot_ms
+from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, predict_prefill_ms
 from policies.serving.routing import ReplicaState, RoutedRequest, route
+from tests.support.paces import predict_tpot_ms
 
 counts = st.integers(0, 40)
 
@@ -74,10 +75,12 @@ def observe_all(tpot_ms: dict[int, float], rounds: int = 40) -> ReplicaPace:
     pace = ReplicaPace()
     for _ in range(rounds):
         for sequences, ms in tpot_ms.items():
-            pace = observe_replica_round(
-                pace, sequences=sequences, tokens=sequences, rows=2 * sequences, drafted=0, round_ms=ms
-            )
+            pace = observe_plain_round(pace, SeenRound(sequences, sequences, 2 * sequences, 0, ms))
     return pace
+
+
+def observe_plain_round(pace: ReplicaPace, seen: SeenRound) -> ReplicaPace:
+    return PairPaces(pace).observe(seen).plain
 
 
 def test_the_pace_is_read_off_the_rounds_also_between_and_beyond_them():
@@ -86,8 +89,8 @@ def test_the_pace_is_read_off_the_rounds_also_between_and_beyond_them():
 
 
 def test_rounds_that_commit_drafts_count_by_their_tokens():
-    pace = observe_replica_round(ReplicaPace(), sequences=2, tokens=6, rows=8, drafted=6, round_ms=12.0)
-    assert pace.tpot_ms(2) == 4.0
+    paces = PairPaces().observe(SeenRound(2, 6, 8, 6, 12.0, draft="toy"))
+    assert paces.drafted["toy"].tpot_ms(2) == 4.0
 
 
 @given(st.integers(1, 64))
@@ -106,6 +109,6 @@ def test_alike_replicas_share_what_they_measured_and_a_slower_one_keeps_its_own(
 def test_what_prefill_takes_is_read_off_rounds_that_had_some():
     pace = observe_all({1: 8.0})
     assert predict_prefill_ms([pace]) == 0.8
-    with_prompt = observe_replica_round(pace, sequences=2, tokens=2, rows=104, drafted=0, round_ms=8.8 + 50.0)
+    with_prompt = observe_plain_round(pace, SeenRound(2, 2, 104, 0, 8.8 + 50.0))
     assert round(predict_prefill_ms([with_prompt, pace]), 6) == 0.5
     assert with_prompt.tpot_ms(1) == pace.tpot_ms(1)

@@ -18,7 +18,7 @@ from policies.sampling import (
     verify_draft,
     watch_tolerance,
 )
-from policies.sampling.accept import judge
+from policies.sampling.verify import judge
 
 VOCABULARY = 6
 GOAL = ToleranceGoal(acceptance_rate=0.8, warmup_tokens=50, max_delta=3.0)

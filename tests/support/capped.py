@@ -32,8 +32,8 @@ from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.worker.loading import numerical_classes
 from orchestrator.worker.loading.child_work import OnLook
-from orchestrator.worker.loading.class_trial import ClassJob, run_here
 from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.loading.numerical_classes import ClassJob, run_here
 from policies.sampling import Sampling
 from tests.support.loops import decode, loop_over, suffix
 

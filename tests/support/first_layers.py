@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adapters.gguf_layers import Layer, write_layers
+from outrider_lab.gguf_layers import Layer, write_layers
 
 
 def write_first_layers(path: Path, source: Path, layers: int) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.protocol.commands import KvPages, SharedMemory
 from orchestrator.protocol.links.pages import PieceHead, send_piece
 from orchestrator.protocol.shared_memory import open_memory
-from orchestrator.worker.engine.kv_transfer import page_inbox, page_sender
+from orchestrator.worker.engine.kv_transfer import departures, page_inbox
 from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.worker_engine import WorkerEngine
 from orchestrator.worker.loading.engine import build_engine
@@ -50,7 +50,7 @@ def build_failing(options: dict[str, Any]) -> WorkerEngine:
         return read(self, pages, tokens)
 
     if fault in (DIE_SENDING, CORRUPT_LINK):
-        vars(page_sender)["send_piece"] = _failing_send(fault)
+        vars(departures)["send_piece"] = _failing_send(fault)
     if fault == DIE_RECEIVING:
         vars(page_inbox)["receive_into"] = _die_receiving
     KvMover.write, KvMover.read = failing_write, failing_read  # type: ignore[method-assign]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gguf import GGUFWriter
 
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import Tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
 
 _OTHERS = [value for value in range(256) if not (0x21 <= value < 0x7F or 0xA1 <= value < 0xAD or value >= 0xAE)]
 LETTERS = [chr(0x100 + _OTHERS.index(value)) if value in _OTHERS else chr(value) for value in range(256)]

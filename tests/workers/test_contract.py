@@ -20,8 +20,8 @@ from adapters.libllama import VARIABLE
 from orchestrator.errors import WorkerLost
 from orchestrator.launch.local import LocalCluster
 from orchestrator.launch.ray_runtime import RayCluster
-from orchestrator.planning.profiling.link_work import echo_spec, name_of, paths, probe_spec
 from orchestrator.planning.profiling.run import Watch, measure_path
+from orchestrator.planning.profiling.work import echo_spec, name_of, paths, probe_spec
 from orchestrator.protocol.commands import Cancel, Stop, Submit
 from orchestrator.protocol.contract import Cluster, WorkerSpec
 from orchestrator.protocol.events import Event, Failed

@@ -16,8 +16,7 @@ from orchestrator.launch.ray_driver import reason_of
 from orchestrator.launch.ray_link import ActorEnd, DriverLink
 from orchestrator.launch.ray_messages import Appeared, Order
 from orchestrator.launch.ray_runtime import RayCluster, RayWorker
-from orchestrator.launch.ray_settings import driver_environment
-from orchestrator.launch.session_directory import SessionDirectory
+from orchestrator.launch.ray_settings import SessionDirectory, driver_environment
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.ready import Ready

@@ -28,7 +28,7 @@ import json, subprocess, sys, threading
 from adapters.parent_process import end_with_parent
 from orchestrator.protocol.contract import Step
 from orchestrator.protocol.events import Progress
-from orchestrator.worker.pulse import PulseEmitter
+from orchestrator.worker.host import PulseEmitter
 
 program, again, expected_ms = sys.argv[1:]
 

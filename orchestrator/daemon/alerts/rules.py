@@ -1,4 +1,4 @@
-"""The table of alerts as files: Prometheus rules, and the runbook."""
+"""The table of alerts as Prometheus rules."""
 
 from __future__ import annotations
 
@@ -30,31 +30,3 @@ def write_rules(time_factor: float = 1.0) -> str:
     groups = [{"name": "outrider records", "rules": records}, {"name": "outrider alerts", "rules": alerts}]
     head = "# Written by `outrider alerts rules`; docs/runbook.md tells of each.\n"
     return head + str(yaml.safe_dump({"groups": groups}, sort_keys=False, width=120))
-
-
-def write_runbook() -> str:
-    """Return docs/runbook.md."""
-    lines = [
-        "# Runbook",
-        "",
-        "Made of the table of alerts in `orchestrator/daemon/alerts/table.py`, by `write_runbook` beside it.",
-        "[Observability](observability.md#alerts) tells how they get to you. `outrider alerts` shows those that fire.",
-        "",
-    ]
-    for alert in ALERTS:
-        lines += [
-            f"## {alert.name}",
-            "",
-            f"Severity {alert.severity}, after {tell_time(alert.for_s)}.",
-            "",
-            f"- It means: {alert.meaning}",
-            f"- It does not mean: {alert.not_meaning}",
-            f"- First look: {alert.look}",
-            f"- Remedy: {alert.remedy}",
-            "",
-            "```promql",
-            alert.tell(),
-            "```",
-            "",
-        ]
-    return "\n".join(lines[:-1]) + "\n"

@@ -13,9 +13,8 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
 from orchestrator.errors import OutriderError
 from orchestrator.machine.devices import effective_device
-from orchestrator.planning.beside import ReservedDraft
 from orchestrator.planning.models import model_at_hand
-from orchestrator.planning.neighbours import TakenPlace, list_plan_places
+from orchestrator.planning.neighbours import ReservedDraft, TakenPlace, list_plan_places
 from policies.planning.plan import Plan
 
 _log = logging.getLogger(__name__)

@@ -28,13 +28,11 @@ from orchestrator.fitting.device_layers import tell_device_layers
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.launch.homes import sum_orphans_bytes
 from orchestrator.machine.devices import LocalDevices, list_devices_here
-from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device
+from orchestrator.planning.applied import CoresByHost, apply_plan, build_option_filter, name_shard_device
 from orchestrator.planning.basis import profiles_behind
-from orchestrator.planning.beside import sum_reserved_bytes
-from orchestrator.planning.core_split import CoresByHost
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.estimates import DeviceSource, EstimableDevice
-from orchestrator.planning.neighbours import TakenPlace, leave_taken, share_time
+from orchestrator.planning.neighbours import TakenPlace, leave_taken, share_time, sum_reserved_bytes
 from orchestrator.planning.profiling.work import Work, list_unfit, profile_store
 from orchestrator.planning.proposal import PlanProposal, build_proposal, propose_estimated, propose_here
 from orchestrator.planning.stored import MeasuredHardware

@@ -30,7 +30,7 @@ def list_template_faults(config: ClusterConfig, path: Path, lines: Lines) -> lis
             continue
         where = describe_place(path, lines, target.find_place("model", "source"))
         try:
-            fault = _find_fault(_read_template_of(source, path.resolve().parent), _TIMEOUT_S)
+            fault = _find_fault(_read_template_of(source, path.resolve().parent))
         except (ModelRefused, DownloadFailed, OSError):
             continue  # told by those who check models, and by the load
         except RequestError as error:
@@ -39,13 +39,6 @@ def list_template_faults(config: ClusterConfig, path: Path, lines: Lines) -> lis
         if fault:
             faults.append(f"{where} chats with it will be refused, completions not: {fault}")
     return faults
-
-
-def find_template_fault(model: Path, file_bytes: int | None = None, timeout_s: float = _TIMEOUT_S) -> str:
-    """Return why the template of a GGUF file or a model directory is of no use for a plain chat; "" where it is, or
-    where there is none. `file_bytes` of a file of which `model` is the first part. Raises ModelRefused, and
-    RequestError where it cannot be tried."""
-    return _find_fault(_read_template(model, file_bytes), timeout_s)
 
 
 def _read_template_of(source: str, base: Path) -> ChatTemplate | None:
@@ -61,10 +54,10 @@ def _read_template(model: Path, file_bytes: int | None = None) -> ChatTemplate |
     return read_hf_template(model) if model.is_dir() else read_gguf_template(read_header(model, file_bytes))
 
 
-def _find_fault(template: ChatTemplate | None, timeout_s: float) -> str:
+def _find_fault(template: ChatTemplate | None) -> str:
     if template is None:
         return ""
-    sandbox = Sandbox(timeout_s)
+    sandbox = Sandbox(_TIMEOUT_S)
     try:
         return SandboxedTemplate(template, sandbox).find_fault()
     except TemplateEnded as end:

@@ -13,10 +13,9 @@ from adapters.hf_hub import HUB_PREFIX
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import resolve
 from adapters.model_store import DIGEST_DIGITS, ModelReplaced, ModelStore
-from adapters.own_tokenizer import prepare_own_tokenizer
+from adapters.own_tokenizer import TokenizerRecipe, prepare_own_tokenizer
 from adapters.served_model import find_kept
 from adapters.tokenizer import Tokenizer, load_tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.daemon.sandbox.sandbox import Sandbox, SandboxedTemplate
 from orchestrator.errors import DaemonError, OutriderError

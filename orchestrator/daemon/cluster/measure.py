@@ -13,9 +13,8 @@ import msgspec
 from device_profiles.store import ProfileStore
 from orchestrator.daemon.cluster.inventory import HostInventory, MissingProfile
 from orchestrator.errors import WorkerError
-from orchestrator.planning.profiling.link_work import echo_spec, paths, probe_spec
 from orchestrator.planning.profiling.run import Watch, measure_on_cluster, measure_path
-from orchestrator.planning.profiling.work import Work
+from orchestrator.planning.profiling.work import Work, echo_spec, paths, probe_spec
 from orchestrator.protocol.contract import Cluster
 from orchestrator.telemetry import get_logger
 

@@ -20,8 +20,6 @@ from policies.sampling.logprobs import TokenScore
 from policies.serving.overrides import EffectiveBound
 
 MAGIC = b"OUTRJNL2"
-OLD_MAGIC = b"OUTRJNL1"
-"""Of files that versions before 2026-11-28 wrote: records begin right behind it."""
 CUT = "cut"
 """The finish of a choice whose text had come to a stop string: no more of its tokens are wanted."""
 
@@ -131,22 +129,14 @@ def decode_segment(data: bytes) -> list[Record] | None:
     head = read_head(data)
     if head is None:
         return None
-    decoded = list(_decode_from(data, HEAD_BYTES, head.salt))
+    decoded = list(_decode_records(data, head.salt))
     end = decoded[-1][1] if decoded else HEAD_BYTES
     return [record for record, _ in decoded] if end >= HEAD_BYTES + head.snapshot_bytes else None
 
 
-def decode_old_records(data: bytes) -> Iterator[Record]:
-    """Yield the records of an earlier version's file up to the first that is torn; none of a file that is no
-    journal."""
-    if data.startswith(OLD_MAGIC):
-        for record, _ in _decode_from(data, len(OLD_MAGIC), 0):
-            yield record
-
-
-def _decode_from(data: bytes, at: int, salt: int) -> Iterator[tuple[Record, int]]:
+def _decode_records(data: bytes, salt: int) -> Iterator[tuple[Record, int]]:
     """Yield records, each with where it ends."""
-    view = memoryview(data)
+    view, at = memoryview(data), HEAD_BYTES
     while at + HEADER_BYTES <= len(data):
         length, checksum = _HEADER.unpack_from(data, at)
         body = view[at + HEADER_BYTES : at + HEADER_BYTES + length]

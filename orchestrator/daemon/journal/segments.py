@@ -8,16 +8,13 @@ A disk that others fill stops nothing that fits into the slots. Where more is wa
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.daemon.journal.records import (
     HEAD_BYTES,
     Head,
     Record,
-    decode_old_records,
     decode_segment,
     draw_salt,
     encode_records,
@@ -27,7 +24,7 @@ from orchestrator.daemon.journal.records import (
 from orchestrator.daemon.journal.slots import LEAST_SLOT_BYTES, Slot
 
 _SLOTS = 2
-_SUFFIX, _OLD_SUFFIX = ".segment", ".journal"
+_SUFFIX = ".segment"
 _FREE_SHARE = 0.25  # of a slot, for what is committed behind a beginning that was cut to fit
 
 _log = logging.getLogger(__name__)
@@ -46,7 +43,6 @@ class SegmentFiles:
         self._current = -1  # the slot that has all; -1: none has
         self._writes = False
         self._salt = self._number = self._limit_bytes = 0
-        self._old: list[Path] = []
         self.written_bytes = 0
         self.problem = ""
         self.short = ""
@@ -78,8 +74,7 @@ class SegmentFiles:
         self.short = refused
 
     def replay(self) -> list[Record]:
-        """Return the records that earlier processes left, oldest first: of the last segment that began whole, or else
-        of an earlier version's files."""
+        """Return the records that earlier processes left, oldest first: of the last segment that began whole."""
         whole: list[tuple[int, int, list[Record]]] = []
         for index, slot in enumerate(self._slots):
             try:
@@ -93,16 +88,9 @@ class SegmentFiles:
                 self._number = max(self._number, head.number)
                 if records is not None:
                     whole.append((head.number, index, records))
-        self._old = self._list_old()
-        if whole:
-            _, self._current, records = max(whole, key=lambda segment: segment[0])
-            return records
-        records = []
-        for path in self._old:
-            try:
-                records += decode_old_records(path.read_bytes())
-            except OSError as error:
-                _log.warning("a part of the journal is lost: %s", error)
+        if not whole:
+            return []
+        _, self._current, records = max(whole, key=lambda segment: segment[0])
         return records
 
     def begin(self, bodies: Sequence[bytes], choose: Callable[[int], list[bytes]], *, sync: bool = False) -> bool:
@@ -199,22 +187,9 @@ class SegmentFiles:
         self._limit_bytes = max(slot.allocated_bytes, 2 * len(data), slot.wanted_bytes)
 
     def _retire(self, current: int) -> None:
-        """From here on this slot has all: leave nothing in the others, and nothing of earlier versions."""
+        """From here on this slot has all: leave nothing in the others."""
         self._current = current
         for index, slot in enumerate(self._slots):
             if index != current:
                 slot.clear(self._used_bytes[index])
                 self._used_bytes[index] = 0
-        for path in self._old:
-            with suppress(OSError):
-                path.unlink()
-        self._old = []
-
-    def _list_old(self) -> list[Path]:
-        numbered = []
-        with suppress(OSError):
-            for name in os.listdir(self._directory):
-                stem = name.removesuffix(_OLD_SUFFIX)
-                if stem != name and stem.isdecimal():
-                    numbered.append((int(stem), self._directory / name))
-        return [path for _, path in sorted(numbered)]

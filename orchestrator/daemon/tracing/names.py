@@ -107,25 +107,3 @@ METRICS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
 )
 """Each histogram in seconds, its meaning, and its buckets' upper bounds, as the conventions recommend them."""
 METRIC_ATTRIBUTES = (OPERATION, PROVIDER_NAME, REQUEST_MODEL, RESPONSE_MODEL, ERROR_TYPE)
-
-
-def format_tables() -> str:
-    """Return the tables of docs/observability.md, as Markdown."""
-    spans = [f"| `{name}` | {f'`{parent}`' if parent else ''} | {meaning} |" for name, parent, meaning in SPANS]
-    attributes = [
-        f"| `{name}` | {', '.join(f'`{span}`' for span in spans)} | {meaning} |" for name, spans, meaning in ATTRIBUTES
-    ]
-    metrics = [
-        f"| `{name}` | {meaning} | {', '.join(f'{bound:g}' for bound in bounds_s)} |"
-        for name, meaning, bounds_s in METRICS
-    ]
-    return "\n".join(
-        [
-            "| span | parent | what it is |\n|---|---|---|",
-            *spans,
-            "\n| attribute | spans | meaning |\n|---|---|---|",
-            *attributes,
-            "\n| metric (seconds) | meaning | buckets |\n|---|---|---|",
-            *metrics,
-        ]
-    )

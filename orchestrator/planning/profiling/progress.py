@@ -31,7 +31,6 @@ class MeasuringProgress:
         return self._clock.monotonic_s() - self._began_s
 
     def tell_beforehand(self) -> None:
-        """Say what is to come, and how long it takes."""
         whole_s = sum(self._left_s.values())
         parts = ", ".join(f"{title} {seconds:.0f} s" for title, seconds in self._left_s.items())
         bound = " (placement.profile_budget_s)" if whole_s > self._budget_s else ""
@@ -39,7 +38,6 @@ class MeasuringProgress:
         self._tell(line, -1.0)
 
     def begin(self, title: str) -> None:
-        """A piece begins."""
         self._title = title
         self.observe_stage("start", -1.0)
 
@@ -49,7 +47,6 @@ class MeasuringProgress:
         self._repeat()
 
     def end(self, title: str) -> None:
-        """A piece has ended."""
         self._left_s.pop(title, None)
         self._done_s = self.elapsed_s
 

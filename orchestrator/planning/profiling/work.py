@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -33,12 +34,39 @@ from orchestrator.fitting.worker_options import engine_options
 from orchestrator.machine.devices import effective_device, find_device, mark_of
 from orchestrator.planning.wanted import PlanError
 from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.load_options import ModelDraftOptions, ModelOptions
-from orchestrator.protocol.measuring import CHAT_WORKLOAD, STEPS_S, ProfileJob, job_spec
+from orchestrator.protocol.measuring import CHAT_WORKLOAD, STEPS_S, ProbeOptions, ProfileJob, job_spec
 
+THIS_HOST = "this host"
+"""What stands for the only host there is, in the names of links."""
 _PROCESS_BYTES = GIB // 2
 _MEMORY_PER_FILE = 4  # what preparing and holding a model takes at most, by the size of its files
 _MEASURING_LOCK = ".measuring.lock"  # in the store: whoever measures holds it
+
+
+def paths(nodes: Sequence[str]) -> list[tuple[str, str]]:
+    """Return every path between workers: within each host, and between every two."""
+    return [(node, node) for node in nodes] + list(combinations(nodes, 2))
+
+
+def echo_spec(node: str, *, across: bool) -> WorkerSpec:
+    """Return the worker that opens an endpoint, for other hosts too where the path goes `across`."""
+    entry = "orchestrator.worker.measuring.links:build_echo"
+    return WorkerSpec(name=f"echo {name_of(node)}", entry=entry, options={"across": across}, node=node, cpus=0.0)
+
+
+def probe_spec(endpoint: LinkEndpoint, left: str, right: str) -> WorkerSpec:
+    """Return the worker that measures, on `left`."""
+    options = msgspec.to_builtins(ProbeOptions(endpoint, name_of(left), name_of(right)), builtin_types=(bytes,))
+    entry = "orchestrator.worker.measuring.links:build_probe"
+    return WorkerSpec(
+        name=f"link {name_of(left)} to {name_of(right)}", entry=entry, options=options, node=left, cpus=0.0
+    )
+
+
+def name_of(node: str) -> str:
+    return node or THIS_HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +86,6 @@ class Work:
 
     @property
     def title(self) -> str:
-        """What it is, for people."""
         where = f" on {self.node}" if self.node else ""
         return f"{self.job.model.adapter} {self.job.model.device}{where}, {self.job.drafter or self.job.role}"
 
@@ -87,14 +114,12 @@ class Work:
         return self.is_known(store) and model is not None and not model.disturbed
 
     def is_known(self, store: ProfileStore) -> bool:
-        """Return whether all of it is stored, and holds."""
         paired = self.job.role == "target" or self.texts(store) is None or self.pair(store) is not None
         model = self.find_model_profile(store)
         holds = model is not None and not model.drifted and not model.unfinished
         return holds and self.find_device_profile(store) is not None and paired
 
     def can_plan(self, store: ProfileStore) -> bool:
-        """Return whether enough is stored for a plan with it."""
         return self.find_model_profile(store) is not None and self.find_device_profile(store) is not None
 
     def is_prepared(self) -> bool:
@@ -112,12 +137,10 @@ class Work:
         return model.doubt if model is not None else ""
 
     def find_model_profile(self, store: ProfileStore) -> MeasuredModel | None:
-        """Return what is stored of the model."""
         mine = (self.fingerprint, self.threads, self.digest)
         return find_profile(store, build_profile_key(self.job.model, self.job.role, *mine))
 
     def find_device_profile(self, store: ProfileStore) -> MeasuredDevice | None:
-        """Return what is stored of the device."""
         mine = (self.fingerprint, self.job.model.adapter, self.threads)
         return next(
             (device for device in store.devices() if mine == (device.fingerprint, device.adapter, device.threads)), None
@@ -130,13 +153,11 @@ class Work:
         return MeasuredDevice(self.fingerprint, device.adapter, device.name, version, hardware(device), self.threads)
 
     def texts(self, store: ProfileStore) -> TargetTexts | None:
-        """Return what the configured target says, where it is stored."""
         target = find_source_digest(self.job.engine.model)
         mine = (target, CHAT_WORKLOAD)
         return next((text for text in store.texts() if mine == (text.target_digest, text.workload)), None)
 
     def pair(self, store: ProfileStore) -> PairAcceptance | None:
-        """Return what is stored of the draft on the configured target."""
         mine = (find_source_digest(self.job.engine.model), self.job.drafter, self.digest, CHAT_WORKLOAD)
         named = (
             ((pair.target_digest, pair.drafter, pair.drafter_digest, pair.workload), pair) for pair in store.pairs()
@@ -145,7 +166,6 @@ class Work:
 
 
 def profile_store(config: ClusterConfig) -> ProfileStore:
-    """Return where profiles are kept."""
     return profiles_in(store_directory(config))
 
 

@@ -28,8 +28,6 @@ class LinkBroken(Exception):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What the sender says first."""
-
     transfer: str
     """Its name."""
     format: str
@@ -39,8 +37,6 @@ class Opening(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PieceHead:
-    """What goes ahead of a piece."""
-
     number: int
     """Of pieces, from 0."""
     start_page: int
@@ -90,7 +86,6 @@ def receive_head(link: socket.socket) -> PieceHead:
 
 
 def sum_parts(parts: Sequence[memoryview]) -> int:
-    """Return the checksum of a piece."""
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)

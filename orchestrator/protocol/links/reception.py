@@ -44,8 +44,6 @@ class Bell:
 
 
 class Guest(Protocol):
-    """A connection that is let in."""
-
     def close(self) -> None:
         """Hang up. Idempotent."""
         ...
@@ -71,7 +69,6 @@ class Reception(Generic[GuestT]):
         self._thread = threading.Thread(target=self._keep, name="endpoint", daemon=True)
 
     def open(self) -> None:
-        """Begin to let in."""
         self._thread.start()
 
     def close(self) -> None:

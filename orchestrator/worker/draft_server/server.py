@@ -29,9 +29,8 @@ from orchestrator.protocol.events import Event, Failed
 from orchestrator.protocol.failures import describe_failure, describe_loading_failure
 from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost, host_id
 from orchestrator.protocol.links.reception import Bell, Reception
-from orchestrator.worker.draft_server.load_meter import EVERY_S
 from orchestrator.worker.draft_server.lookahead import LookaheadSequence
-from orchestrator.worker.draft_server.shared import DraftSession, SharedAnswer, SharedDrafter
+from orchestrator.worker.draft_server.shared import EVERY_S, DraftSession, SharedAnswer, SharedDrafter
 from orchestrator.worker.drafting import protocol as wire
 from orchestrator.worker.drafting.port import Drafter
 from policies.planning.overlap import ComputePlace, shares_compute
@@ -121,8 +120,6 @@ class DraftEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Greeted:
-    """A target that has said who it is."""
-
     link: wire.Link
     hello: wire.Hello
 

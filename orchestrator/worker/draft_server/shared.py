@@ -14,11 +14,71 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from orchestrator.clock import Clock
-from orchestrator.worker.draft_server.load_meter import LoadMeter
+from orchestrator.protocol.draft_messages import DraftLoad
 from orchestrator.worker.draft_server.lookahead import Branch, LookaheadSequence
 from orchestrator.worker.drafting.port import NOTHING, Ask, BranchingDrafter, Draft, Drafter
 from orchestrator.worker.drafting.protocol import Begin, End, Extend, Update
+from policies.running_mean import update_mean
 from policies.speculation.draft_pass import PassTimes, WantedRow, choose_rows, count_branches, price_branch
+
+EVERY_S = 1.0
+IDLE_EVERY_S = 2.0
+_NEWEST = 0.05  # weight of the newest pass in their mean times
+
+
+@dataclass(slots=True)
+class _Window:
+    began_s: float
+    busy_s: float = 0.0
+    answers: int = 0
+    crowded: int = 0
+
+
+class LoadMeter:
+    """Counts passes and answers over windows of EVERY_S. While nothing is done it tells that every IDLE_EVERY_S, as a
+    sign of life to whoever is connected."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._window = _Window(clock.monotonic_s())
+        self._alone_s = self._shared_s = 0.0
+        self._told: DraftLoad | None = None
+        self._told_s = 0.0
+
+    def observe_pass(self, took_s: float, targets: int, *, reads: bool) -> None:
+        """A pass for so many targets is over. `reads`: it read a prompt, which tells nothing of what company costs."""
+        self._window.busy_s += took_s
+        if reads:
+            return
+        if targets > 1:
+            self._shared_s = update_mean(self._shared_s or took_s, took_s, _NEWEST)
+        else:
+            self._alone_s = update_mean(self._alone_s or took_s, took_s, _NEWEST)
+
+    def observe_answer(self, *, crowded: bool) -> None:
+        """An answer went. `crowded`: drafts were cut short, and another target's had shared the passes for them."""
+        self._window.answers += 1
+        self._window.crowded += crowded
+
+    def take_report(self, targets: int, sequences: int) -> DraftLoad | None:
+        """Return the load of the window that is over; None while it goes on, and where there is nothing to tell."""
+        now_s = self._clock.monotonic_s()
+        window = self._window
+        if now_s - window.began_s < EVERY_S:
+            return None
+        self._window = _Window(now_s)
+        load = DraftLoad(
+            targets=targets,
+            sequences=sequences,
+            busy=round(min(1.0, window.busy_s / (now_s - window.began_s)), 3),
+            crowded=round(window.crowded / window.answers, 3) if window.answers else 0.0,
+            slowdown=round(self._shared_s / self._alone_s, 3) if self._shared_s and self._alone_s else 0.0,
+        )
+        alive = targets > 0 and now_s - self._told_s >= IDLE_EVERY_S
+        if load == self._told and not window.busy_s and not alive:
+            return None
+        self._told, self._told_s = load, now_s
+        return load
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +160,6 @@ class SharedDrafter:
         self._due: list[SharedAnswer] = []
 
     def join(self, *, runs_ahead: bool) -> DraftSession:
-        """Return a session of a target that has said nothing yet."""
         session = DraftSession(next(self._numbers), runs_ahead)
         self._sessions.append(session)
         return session

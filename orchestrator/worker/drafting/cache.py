@@ -329,7 +329,6 @@ def _behind(known: DraftSequence, rows: int, guessed: Sequence[int], *, close: b
 
 
 def _guess(known: DraftSequence, tokens: Sequence[int]) -> _Feed:
-    """Return guessed tokens to feed behind those that are guessed already."""
     return _Feed(known, known.held + len(known.guessed), tokens, len(tokens))
 
 

@@ -18,8 +18,7 @@ from orchestrator.worker.drafting.port import NO_HINTS, Draft, Drafter, DraftHin
 from policies.running_mean import update_mean
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
-from policies.speculation.cascade import MOST_CHECKED, StepTimes, count_checked_tokens
-from policies.speculation.draft_chain import estimate_accepted_tokens
+from policies.speculation.cascade import MOST_CHECKED, StepTimes, count_checked_tokens, estimate_accepted_tokens
 from policies.speculation.probe import Probe
 
 _SELDOM = Probe(16)
@@ -117,7 +116,6 @@ class Cascade:
         return saved_ms > cheaper.took_ms or _SELDOM.is_due(cheaper.asks)
 
     def observe_draft(self, checked: Checked, tokens: Sequence[int]) -> None:
-        """Learn from the model's draft, of which all tokens are its own choice."""
         for cheaper, at, draft in checked.proposed:
             chosen = tokens[at:]
             if not chosen:

@@ -13,13 +13,13 @@ import msgspec
 
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import DrafterShare
-from orchestrator.worker.drafting.group import DrafterGroup
 from orchestrator.worker.drafting.guard import GuardedDrafter
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.worker.drafting.prediction import PredictionDrafter
+from orchestrator.worker.drafting.variants import DrafterGroup
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
-from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, estimate_accepted_tokens, usual_after
+from policies.speculation.cascade import OPTIMISM_TOKENS, asks_on, estimate_accepted_tokens, usual_after
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _DrafterTally:
 @dataclass(slots=True)
 class _DrafterStats:
     """What is known of one drafter, for one kind of text (greedy or sampled). `usual`: see
-    policies.speculation.draft_chain. `proposed` are its last drafts, by sequence, as it gave them."""
+    policies.speculation.cascade. `proposed` are its last drafts, by sequence, as it gave them."""
 
     calibration: Calibration = field(default_factory=Calibration)
     usual: float = OPTIMISM_TOKENS

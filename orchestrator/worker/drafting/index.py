@@ -16,9 +16,8 @@ from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.worker.drafting.cache import count_common_prefix
 from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
-from orchestrator.worker.drafting.meter import Meter
 from orchestrator.worker.drafting.passages import MATCH, Passages
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter
 from orchestrator.worker.drafting.suffix_vote import vote_draft, weigh_match
 from policies.running_mean import update_mean
 from policies.sampling import Sampling
@@ -128,7 +127,6 @@ class IndexDrafter:
         self._asked.pop(key, None)
 
     def memory_bytes(self) -> int:
-        """What is mapped."""
         return self._passages.size_bytes
 
     def states(self) -> list[DrafterState]:

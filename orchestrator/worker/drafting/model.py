@@ -28,14 +28,13 @@ from orchestrator.worker.drafting.cache import NO_SLOT, DraftCache, DraftSequenc
 from orchestrator.worker.drafting.cascade import Cascade
 from orchestrator.worker.drafting.gate import DraftGate
 from orchestrator.worker.drafting.growing import GrowingDraft, Outputs, Proposal, Rival, find_rivals, probability_of
-from orchestrator.worker.drafting.meter import Meter
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Outcome
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter, Outcome
 from policies.running_mean import update_mean
 from policies.sampling import NotFinite, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
-from policies.speculation.break_even import token_price
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
 from policies.speculation.cascade import MEASURED_ROWS, StepTimes
+from policies.speculation.gate import token_price
 
 _NEWEST_STEP = 0.1  # weight of the newest step in their mean time
 _MEASURED_ROWS = 128
@@ -351,9 +350,7 @@ class ModelDrafter:
         if sampling.draws_drafts:
             token, proposal = propose(row, sampling, behind + len(growing.tokens), behind)
             growing.proposals.append(proposal)
-            self._append(
-                growing, token, proposal.peak
-            )  # of the row, not of the token: see policies/sampling/draft_distribution
+            self._append(growing, token, proposal.peak)  # of the row, not of the token: see policies/sampling/verify
             return
         chosen = choose(row, sampling, behind + len(growing.tokens))
         token = self._outputs.token(chosen) if by_column else chosen

@@ -28,8 +28,6 @@ _TOKEN = np.dtype("<u4")
 
 
 class PassagesHeader(FileHeader, frozen=True):
-    """What a store says of itself."""
-
     tokens: int
     documents: int
     source: str
@@ -123,7 +121,6 @@ class Passages:
         self._file.close(self._text, self._order)
 
     def _is_before(self, place: int, wanted: Sequence[int]) -> bool:
-        """Return whether a place stands before all places with the wanted tokens before them."""
         text = self._text
         for back, token in enumerate(wanted, start=1):
             if back > place:
@@ -134,7 +131,6 @@ class Passages:
         return False
 
     def _measure(self, at: int, wanted: Sequence[int]) -> int:
-        """Return how many of the wanted tokens stand before a place of the order."""
         if not 0 <= at < len(self._order):
             return 0
         place, length = self._order[at], 0

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import msgspec
+
+from device_profiles.units import MS_PER_S
+from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import DrafterShare
 from policies.sampling import DraftDistribution, Sampling
+
+
+class Meter:
+    """Holds the state that `Drafter.states` tells."""
+
+    def __init__(self, state: DrafterState, clock: Clock) -> None:
+        self.state = state
+        self._clock = clock
+
+    @property
+    def failed(self) -> bool:
+        """True once the drafter has failed."""
+        return self.state.state == "failed"
+
+    def fail(self, reason: str) -> None:
+        self.state = msgspec.structs.replace(self.state, state="failed", reason=reason)
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """Count a round of drafting and its time."""
+        started = self._clock.monotonic_s()
+        try:
+            yield
+        finally:
+            took_ms = (self._clock.monotonic_s() - started) * MS_PER_S
+            self.state = msgspec.structs.replace(
+                self.state, rounds=self.state.rounds + 1, draft_ms=self.state.draft_ms + took_ms
+            )
 
 
 class DraftHints(NamedTuple):
@@ -36,7 +69,7 @@ class Draft:
     Behind those, `filling` tokens are nobody's guess: they keep the number of rows of a forward.
     Bit i of `from_statistics` is set where the model's statistics said token i, and the text did not.
     `proposals[i]` is what token i was drawn from; None, or no entry, where it was not drawn. The confidence of a drawn
-    token must not depend on the token (see policies/sampling/draft_distribution).
+    token must not depend on the token (see policies/sampling/verify).
     """
 
     tokens: tuple[int, ...] = ()

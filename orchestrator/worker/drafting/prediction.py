@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.packed_tokens import unpack_tokens
-from orchestrator.worker.drafting.meter import Meter
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, PREDICTION, Ask, Draft, DraftHints
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, PREDICTION, Ask, Draft, DraftHints, Meter
 from policies.sampling import Sampling
 
 _PAIR_SHIFT = 32

@@ -15,14 +15,16 @@ import time
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from adapters.framing import ProtocolError, add_header, take_frame
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.links.endpoint import LinkLost, notice_silence
 from orchestrator.worker.drafting.port import NOTHING, Ask, Draft
-from orchestrator.worker.drafting.sparse_rows import NoDistribution, SparseRow, pack_proposal, unpack_proposal
-from policies.sampling import Sampling
+from policies.sampling import PROPOSAL_WIDTH, DraftDistribution, Sampling
 
+_TOKEN = np.dtype("<u4")
+_SHARE = np.dtype("<f4")
 VERSION = 4
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A longer frame can only be a broken stream: a prompt of a million tokens has 5 MB."""
@@ -34,6 +36,42 @@ _READ_BYTES = 256 * 1024
 _SILENT_S, _PROBE_EVERY_S, _PROBES = 15, 5, 3  # a host that has gone without a word is noticed after half a minute
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _T = TypeVar("_T")
+
+
+class NoDistribution(Exception):
+    """What came is not what a token can have been drawn from."""
+
+
+class SparseRow(msgspec.Struct, frozen=True, array_like=True):
+    """See policies.sampling.DraftDistribution: ids (little-endian uint32) and their shares (little-endian float32)."""
+
+    tokens: bytes
+    shares: bytes
+
+
+def pack_proposal(proposal: DraftDistribution | None) -> SparseRow | None:
+    """Return a proposal as it travels; None, of a token that was not drawn, is None."""
+    if proposal is None:
+        return None
+    return SparseRow(proposal.tokens.astype(_TOKEN).tobytes(), proposal.shares.astype(_SHARE).tobytes())
+
+
+def unpack_proposal(row: SparseRow | None, drawn: int, vocabulary: int) -> DraftDistribution | None:
+    """Return what `drawn` was drawn from: to the bit what was packed. Raises NoDistribution."""
+    if row is None:
+        return None
+    if len(row.tokens) != len(row.shares) or len(row.tokens) % _TOKEN.itemsize:
+        raise NoDistribution("a row's tokens and shares do not go together")
+    if len(row.tokens) > PROPOSAL_WIDTH * _TOKEN.itemsize:
+        raise NoDistribution(f"a row is wider than {PROPOSAL_WIDTH} tokens")
+    ids = np.frombuffer(row.tokens, _TOKEN).astype(np.uint32, copy=False)
+    proposal = DraftDistribution(ids, np.frombuffer(row.shares, _SHARE).astype(np.float32, copy=False))
+    probabilities = proposal.probabilities(vocabulary)
+    if probabilities is None:
+        raise NoDistribution("a row is no distribution over its vocabulary")
+    if not probabilities[ids == drawn].sum() > 0.0:
+        raise NoDistribution(f"token {drawn} cannot have been drawn from its row")
+    return proposal
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -90,7 +128,7 @@ class DraftRequest(msgspec.Struct, frozen=True, tag="turn", array_like=True):
     use within `within_ms`: with what there is by then. Where the target waits for it, `round_ms` is what a round takes
     without waiting, the price of a token; else 0. `sent_s`: when it was sent, by the target's monotonic clock, which on
     one host is everybody's (0: not told). `lead`: how many tokens the link's round trip is worth, see
-    policies.speculation.draft_lead."""
+    policies.speculation.draft_wait."""
 
     number: int
     updates: list[Update]
@@ -202,7 +240,6 @@ class Link:
 
     @property
     def on_one_host(self) -> bool:
-        """Whether both sides are on one host, for certain."""
         return self._socket.family == socket.AF_UNIX
 
     @property

@@ -45,15 +45,10 @@ class DraftText:
         draft = bridge.draft
         self.tokens = [draft.bos_id] if draft.adds_bos and draft.bos_id is not None else []
         self.end: int | None = None
-        self._settled = len(self.tokens)
+        self.settled = len(self.tokens)  # how many stay as they are, whatever is committed
         self._window = ""
         self._empty = True
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    @property
-    def settled(self) -> int:
-        """How many of the tokens stay as they are, whatever is committed."""
-        return self._settled
 
     @property
     def pending(self) -> bytes:
@@ -87,13 +82,13 @@ class DraftText:
         draft = self._bridge.draft
         self._window += text
         encoded = draft.encode_behind(self._window, special=False)
-        self.tokens[self._settled :] = encoded
+        self.tokens[self.settled :] = encoded
         count, window = _window_behind(self._window.encode(), [draft.token_bytes(token) for token in encoded])
         if count:
-            self._settle(self._settled + count, window)
+            self._settle(self.settled + count, window)
 
     def _settle(self, count: int, window: str) -> None:
-        self._settled, self._window = count, window
+        self.settled, self._window = count, window
 
 
 @dataclass(slots=True)

@@ -62,8 +62,6 @@ _TABLE = FileKind(
 
 
 class Guess(NamedTuple):
-    """A token and the chance that the target says it."""
-
     token: int
     chance: float
 
@@ -87,7 +85,6 @@ def write_statistics(
 
 
 def pack_context(context: Sequence[int]) -> int:
-    """Return the key of up to MOST_CONTEXT tokens."""
     key = 0
     for token in context:
         key = key << TOKEN_BITS | token + 1
@@ -118,7 +115,6 @@ class Statistics:
         return None
 
     def format_source(self) -> str:
-        """Return in a few words what they are."""
         return f"{self.path} ({self.header.card.tokens} tokens of {self.header.model})"
 
     def close(self) -> None:

@@ -5,11 +5,16 @@ Answers that a draft store found for a request are an index of that request's ow
 longer a match, and the more of its occurrences agree, the deeper the draft. An index keeps the positions of every token
 and of every pair of tokens. Longer matches are found by comparing backwards from the most recent of them. So it costs
 tens of bytes a token where a suffix tree costs hundreds.
+
+One draft of two sources, token by token: what earlier text votes for, and what the model's statistics say.
+
+Whichever is surer goes on, and both go on behind it. That brings more than the better of two drafts: text that is
+repeated ends somewhere, and statistics lead into it. Where both say the same, they are taken to err independently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -17,13 +22,16 @@ import msgspec
 from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.packed_tokens import unpack_tokens
-from orchestrator.worker.drafting.merge import merge_draft
-from orchestrator.worker.drafting.meter import Meter
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
-from orchestrator.worker.drafting.statistics import Statistics
-from orchestrator.worker.drafting.suffix_vote import Voter, vote_draft, weigh_match
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter
+from orchestrator.worker.drafting.statistics import Guess, Statistics
+from orchestrator.worker.drafting.suffix_vote import Voter, guess_by_vote, keep_voters, vote_draft, weigh_match
 from policies.sampling import Sampling
 
+_CONTEXT = 32  # tokens behind which votes are looked for
+_LEAST = 0.05
+"""A draft ends where all of it is accepted with less than this chance: no row is worth that."""
+_DOUBT = 0.5
+"""Of the least chance that is worth a row: outcomes may say that these chances are too small (drafting.chain)."""
 _CANDIDATES = 24  # most recent occurrences that are looked at
 _PAIR_SHIFT = 32
 # Memory of one indexed token, measured over real outputs (CPython 3.11): its place in the list, its share of
@@ -31,6 +39,48 @@ _PAIR_SHIFT = 32
 BYTES_PER_TOKEN = 240
 _SEAM = -1
 """A token id that no text has ends each earlier output, so that no match runs over the seam."""
+
+
+def merge_draft(
+    find_voters: Callable[[Sequence[int]], tuple[list[Voter], int]],
+    statistics: Statistics,
+    context: Sequence[int],
+    limit: int,
+    least: float,
+    name: str,
+) -> Draft:
+    """Return a draft of up to `limit` tokens. `find_voters`: see drafting.suffix; it is asked again where the
+    statistics went another way than all votes. `least`: see Ask."""
+    least = max(_LEAST, _DOUBT * least)
+    end = list(context[-_CONTEXT:])
+    tokens: list[int] = []
+    confidences: list[float] = []
+    chance, base, brought = 1.0, 0, 0
+    voters, longest = find_voters(context)
+    while len(tokens) < limit:
+        step = len(tokens) - base
+        voted = guess_by_vote(voters, longest, step)
+        guess = choose_guess(voted, statistics.look(end))
+        if guess is None or (chance := chance * guess.chance) < least:
+            break
+        brought |= (voted is None or voted.token != guess.token) << len(tokens)
+        tokens.append(guess.token)
+        confidences.append(guess.chance)
+        end.append(guess.token)
+        voters = keep_voters(voters, step, guess.token)
+        if not voters:
+            voters, longest = find_voters(end)
+            base = len(tokens)
+    return Draft(tuple(tokens), tuple(confidences), name if tokens else "", from_statistics=brought)
+
+
+def choose_guess(voted: Guess | None, known: Guess | None) -> Guess | None:
+    """Return the surer of two guesses; where they are the same token, it is surer than either."""
+    if voted is None or known is None:
+        return voted or known
+    if voted.token == known.token:
+        return Guess(voted.token, 1.0 - (1.0 - voted.chance) * (1.0 - known.chance))
+    return max(voted, known, key=lambda guess: guess.chance)
 
 
 class SuffixIndex:
@@ -154,7 +204,6 @@ class SuffixDrafter:
         self._store = OutputStore(self._memory_bytes)
 
     def memory_bytes(self) -> int:
-        """What is mapped, too."""
         if not self._counts_store:
             return 0
         return self._store.memory_bytes() + (self._statistics.size_bytes if self._statistics is not None else 0)
@@ -187,7 +236,6 @@ class SuffixDrafter:
         return vote_draft(voters, longest, limit, self.name) if voters else NOTHING
 
     def _find_voters(self, key: str, own: SuffixIndex, context: Sequence[int]) -> tuple[list[Voter], int]:
-        """Return the occurrences of a context's end, and the length of the longest match, in tokens."""
         voters: list[Voter] = []
         longest = 0
         recalled = self._recalled.get(key)

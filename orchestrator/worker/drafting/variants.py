@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import DrafterShare
-from orchestrator.worker.drafting.group import DrafterGroup
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints, TallyingDrafter
 from policies.sampling import Sampling
+
+
+class DrafterGroup:
+    """The part of drafting.port.Drafter that all its drafters take part in."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = tuple(drafters)
+
+    def memory_bytes(self) -> int:
+        return sum(drafter.memory_bytes() for drafter in self._drafters)
+
+    def states(self) -> list[DrafterState]:
+        return [state for drafter in self._drafters for state in drafter.states()]
+
+    def close(self) -> None:
+        """The one loaded last goes first: OpenVINO's models leave a signal stack behind otherwise."""
+        for drafter in reversed(self._drafters):
+            drafter.close()
 
 
 class VariantDrafter(DrafterGroup):
@@ -27,7 +45,6 @@ class VariantDrafter(DrafterGroup):
         self._joined = {} if joined is None else joined
 
     def join(self, key: str, variant: str) -> None:
-        """Say which variant a sequence is in, before it begins."""
         if variant in self._variants:
             self._joined[key] = variant
 

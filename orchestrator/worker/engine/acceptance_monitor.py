@@ -105,7 +105,6 @@ class AcceptanceMonitor:
         return seen
 
     def standing(self) -> list[AcceptanceWarning]:
-        """Return the episodes that go on."""
         changed, self._changed = self._changed, set()
         totals = self._totals() if changed else {}
         for key in changed:

@@ -47,7 +47,6 @@ class ScheduledSequence:
         return self.num_query_tokens + len(self.draft.tokens)
 
     def segment(self) -> Segment:
-        """Return what the adapter runs."""
         sequence = self.sequence
         start = sequence.cached
         tokens = [*sequence.tokens[start : start + self.num_query_tokens], *self.draft.tokens]

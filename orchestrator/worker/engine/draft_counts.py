@@ -41,8 +41,6 @@ def add_verified(shares: Sequence[DrafterShare], counts: Mapping[str, tuple[int,
 
 @dataclass(slots=True)
 class RoundDraftCounts:
-    """Draft counts of one round."""
-
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -85,7 +83,6 @@ class DrafterCounts:
             self._statistics[draft.drafter] = (before[0] + drafted, before[1] + right)
 
     def states(self, states: Iterable[DrafterState]) -> list[DrafterState]:
-        """Return the drafters' states with their counts."""
         return [self._count(state) for state in states]
 
     def _count(self, state: DrafterState) -> DrafterState:
@@ -119,5 +116,4 @@ def count_verdict(
 
 
 def _count_first(bits: int, count: int) -> int:
-    """Return how many of the first bits are set."""
     return (bits & ((1 << count) - 1)).bit_count()

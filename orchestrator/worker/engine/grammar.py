@@ -47,8 +47,6 @@ class GrammarState(Protocol):
 
 
 class Grammars(Protocol):
-    """Grammars over the target's tokens."""
-
     def prepare(self, grammar: Grammar) -> None:
         """Do what takes time ahead of `start`: from any thread. Raises GrammarFailed."""
         ...

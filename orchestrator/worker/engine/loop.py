@@ -127,11 +127,9 @@ class DecodeLoop:
         return True
 
     def holds(self, request_id: str) -> bool:
-        """Return whether a request runs or waits here."""
         return self.scheduler.holds(request_id)
 
     def find_running(self, request_id: str) -> SequenceState | None:
-        """Return the sequence of a request that has a slot."""
         return self.scheduler.find_running(request_id)
 
     @property
@@ -141,7 +139,6 @@ class DecodeLoop:
 
     @property
     def policy(self) -> DepthPolicy:
-        """What chooses depths now."""
         return self._speculator.policy
 
     def exchange(self, drafter: Drafter | None) -> Drafter:

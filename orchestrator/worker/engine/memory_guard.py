@@ -19,7 +19,6 @@ class MemoryGuard:
 
     @property
     def rows(self) -> int:
-        """The most rows of a forward now."""
         return self._bound.rows
 
     @property

@@ -67,7 +67,6 @@ class Round:
 
 
 def split_rows(parts: Sequence[ScheduledSequence], result: ForwardResult) -> list[Row]:
-    """Return each part's own rows of a forward's logits."""
     rows: list[Row] = []
     start = 0
     for part in parts:

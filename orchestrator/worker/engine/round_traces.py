@@ -25,7 +25,6 @@ class RoundTraces:
         self._chance = chance or random.Random()  # noqa: S311 -- it chooses rounds, and no secret
 
     def observe_request(self, request: Submit) -> None:
-        """A request has come."""
         if request.trace is not None:
             self.share = request.trace.round_share
 

@@ -90,17 +90,14 @@ class Scheduler:
             self.levels = SloMonitor(objectives, self._clock, max_running=self.max_running, drafts=drafts)
 
     def list_running(self) -> list[SequenceState]:
-        """Return the sequences that have a slot."""
         return list(self._running)
 
     @property
     def running(self) -> int:
-        """How many sequences have a slot."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """How many sequences wait for one."""
         return len(self._waiting)
 
     @property
@@ -110,7 +107,6 @@ class Scheduler:
 
     @property
     def sequences(self) -> int:
-        """How many sequences run or wait."""
         return len(self._running) + len(self._waiting)
 
     @property
@@ -119,11 +115,9 @@ class Scheduler:
         return self.sequences < self.places
 
     def holds(self, key: str) -> bool:
-        """Return whether a sequence runs or waits here."""
         return any(sequence.key == key for sequence in (*self._running, *self._waiting))
 
     def find_running(self, key: str) -> SequenceState | None:
-        """Return the sequence of that key if it has a slot."""
         return next((sequence for sequence in self._running if sequence.key == key), None)
 
     def add(self, sequence: SequenceState) -> None:
@@ -305,7 +299,6 @@ class Scheduler:
         return cost.ms(*self._size(parts)) + (self._prefill_row_ms or 0.0) * prefill_rows
 
     def _size(self, parts: Sequence[ScheduledSequence]) -> tuple[int, int, float]:
-        """Return the rows, without drafts, the sequences, and the mean of the positions that they hold."""
         alone, min_rows = len(parts) == 1, self._target.capabilities.min_rows
         rows = sum(count_min_rows(part, alone, min_rows) for part in parts)
         return rows, len(parts), sum(part.sequence.cached for part in parts) / max(1, len(parts))

@@ -74,7 +74,6 @@ class SloMonitor:
         return self._objectives.max_round_ms > 0.0
 
     def observe_commit(self, sequence: SequenceState, *, ended: bool) -> None:
-        """A sequence got tokens."""
         if not self._watches:
             return
         now_s = self._clock.monotonic_s()

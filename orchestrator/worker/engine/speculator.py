@@ -151,7 +151,6 @@ class Speculator:
         return round_.paused
 
     def _end_pause(self) -> None:
-        """Let policy and drafter hear of a pause that is over."""
         paused = self._pause.finish()
         if paused.rounds:
             filled = any(part.is_prefill for part in paused.last_parts)
@@ -177,7 +176,6 @@ class Speculator:
 
     @property
     def policy(self) -> DepthPolicy:
-        """What chooses depths now."""
         return self._policy
 
     def propose(self, round_: Round, *, room: int, row_price: float) -> None:
@@ -214,7 +212,6 @@ class Speculator:
         round_.drafts = RoundDrafts(context, drafts, summaries, depths, index)
 
     def describe_shares(self, sequence: SequenceState) -> list[DrafterShare]:
-        """Return what each drafter did for a sequence that has not ended yet."""
         drafter = self._drafter
         shares = drafter.describe_shares(sequence.key) if isinstance(drafter, TallyingDrafter) else []
         return add_verified(shares, sequence.by_drafter)
@@ -355,14 +352,12 @@ class Speculator:
         return self._drafter.memory_bytes()
 
     def states(self) -> list[DrafterState]:
-        """Return the effective state of each drafter."""
         rest = self._policy.rest
         states = self._drafter.states()
         return states if rest is Rest.NONE else [_let_rest(state, rest) for state in states]
 
 
 def _let_rest(state: DrafterState, rest: Rest) -> DrafterState:
-    """Return a drafter's state, with why the policy leaves it alone where it does."""
     concerned = state.state == "ok" and (rest is Rest.ALL or state.method == "model")
     return msgspec.structs.replace(state, rests=_RESTS[rest]) if concerned else state
 

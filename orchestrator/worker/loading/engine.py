@@ -15,14 +15,16 @@ from adapters.borrowed_slots import borrow_slots
 from adapters.contract import NO_REWIND, LoadedModel, StagedModel
 from adapters.grammar import GrammarCompiler
 from adapters.tokenizer import load_tokenizer
+from device_profiles.cost import StepCost
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.machine.cores import effective_cores
-from orchestrator.machine.devices import device_name
+from orchestrator.machine.devices import device_name, effective_device
 from orchestrator.protocol.contract import NODE_ADDRESS
 from orchestrator.protocol.events import Event, PagesEndpoint, Progress
 from orchestrator.protocol.links.endpoint import host_id
-from orchestrator.protocol.load_options import EngineOptions, IndexOptions, SuffixOptions
+from orchestrator.protocol.load_options import EngineOptions, IndexOptions, ShardOptions, SuffixOptions
 from orchestrator.protocol.ready import (
+    ExpectedRounds,
     Ready,
     ReadyDevice,
     ReadyDrafting,
@@ -40,12 +42,10 @@ from orchestrator.worker.engine.kv_transfer.page_inbox import PageInbox
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
-from orchestrator.worker.expected_rounds import expect_rounds
 from orchestrator.worker.loading.artefact_watch import ArtefactWatch
 from orchestrator.worker.loading.class_words import describe_choice, describe_rejected
 from orchestrator.worker.loading.drafters import Remotes, build_variant_drafters
 from orchestrator.worker.loading.first_cost import FirstCost, find_stored_cost
-from orchestrator.worker.loading.flights import count_flights
 from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.loading.pipeline import list_planned_parts
 from orchestrator.worker.loading.retuner import EngineRetuner, list_identities, list_whole
@@ -57,10 +57,43 @@ from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import DepthPolicy
 
+_CONTEXT_TOKENS: Final = 256
+_PROMPT_ROWS: Final = 64
+_PROCESSOR = "CPU"
 Emit = Callable[[Event], None]
 
 _MEASURING_S = 0.6
 NOTHING_KNOWN: Final = FirstCost(TYPICAL, "nothing: no depth is chosen", known=False)
+
+
+def expect_rounds(cost: StepCost, slots: int) -> ExpectedRounds:
+    """Return what rounds without drafts take, with a context of some hundred tokens, and a row of a usual prompt."""
+    return ExpectedRounds(
+        alone_ms=cost.ms(1, 1, _CONTEXT_TOKENS),
+        full_ms=cost.ms(slots, slots, _CONTEXT_TOKENS),
+        prefill_row_ms=cost.chunk_ms(_PROMPT_ROWS, 0.0, beside=False) / _PROMPT_ROWS,
+    )
+
+
+def count_flights(model: LoadedModel, options: EngineOptions) -> int:
+    """Return how many flights a target's worker has: no more than requests run, and one for a target of one stage."""
+    if not isinstance(model, StagedModel):
+        return 1
+    return max(1, min(count_parallel_stages(options.model.shards), model.stages, options.max_running))
+
+
+def count_parallel_stages(shards: Sequence[ShardOptions]) -> int:
+    """Return how many shards can compute at the same time: two of them take turns on one device, or on the same cores
+    of a processor, whatever the runtimes."""
+    return len({_name_compute(shard) for shard in shards})
+
+
+def _name_compute(shard: ShardOptions) -> tuple[str, str, tuple[int, ...]]:
+    """Return what a shard computes with: host, device and cores. A device is another one to another runtime, as names
+    of devices are the runtime's own; the processor is not."""
+    device = effective_device(shard.adapter, shard.device)
+    device = device if device == _PROCESSOR else f"{shard.adapter} {device}"
+    return (shard.host, device, tuple(shard.cores)) if shard.own else ("", device, ())
 
 
 def build_engine(options: dict[str, Any]) -> WorkerEngine:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 import psutil
 
 from adapters.contract import (
     ALL_LAYERS,
+    AdapterError,
     ClassesByModel,
     Exactness,
     FilesInPlace,
@@ -39,7 +43,6 @@ from orchestrator.machine.devices import (
 )
 from orchestrator.protocol.load_options import EngineOptions, ModelOptions
 from orchestrator.worker.engine.batch import count_logits_rows
-from orchestrator.worker.loading.fallback import Attempt, execute_with_fallback
 from orchestrator.worker.loading.memory import count_ahead_bytes, predict_memory
 from orchestrator.worker.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.worker.loading.pipeline import PipelineLoader, PlacedLayers
@@ -48,7 +51,50 @@ from policies.models.device_layers import LayerPlan
 from policies.models.kv_shares import SHARES
 from policies.models.quantization import PrecisionChoice
 
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
 _LEAST_BATCH_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(Generic[T]):
+    """One way to make a call: on which device, or how small."""
+
+    title: str
+    call: Callable[[], T]
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackResult(Generic[T]):
+    """The result, by which attempt, and why the ones before it failed."""
+
+    value: T
+    title: str
+    failed: tuple[str, ...]
+
+
+def execute_with_fallback(
+    attempts: Sequence[Attempt[T]], retry_on: tuple[type[AdapterError], ...]
+) -> FallbackResult[T]:
+    """Make a call in the first way that works; each failure is logged.
+
+    Other ways are tried only where the first fails in the manner of `retry_on`. Where all fail, its failure is raised:
+    that is about what was asked for.
+    """
+    first, *others = attempts
+    try:
+        return FallbackResult(first.call(), first.title, ())
+    except retry_on as error:
+        wanted = error
+    failed = [f"{first.title}: {wanted}"]
+    for attempt in others:
+        _log.warning("%s; now %s", failed[-1], attempt.title)
+        try:
+            return FallbackResult(attempt.call(), attempt.title, tuple(failed))
+        except AdapterError as error:
+            failed.append(f"{attempt.title}: {error}")
+    _log.error("%s; no other way is left", failed[-1])
+    raise wanted
 
 
 @dataclass(frozen=True, slots=True)

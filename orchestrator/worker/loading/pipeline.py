@@ -72,33 +72,20 @@ class PipelineLoader:
     """Loads a model over several devices; see ModelLoader. `parts` are in the order of layers."""
 
     def __init__(self, parts: Sequence[PlacedLayers]) -> None:
-        self._parts = tuple(parts)
-
-    @property
-    def name(self) -> str:
-        return "+".join(dict.fromkeys(part.adapter.name for part in self._parts))
-
-    @property
-    def parts(self) -> tuple[PlacedLayers, ...]:
-        return self._parts
-
-    @property
-    def shards(self) -> tuple[str, ...]:
-        return tuple(map(str, self._parts))
-
-    @property
-    def device(self) -> str:
-        return "+".join(part.device for part in self._parts)
+        self.parts = tuple(parts)
+        self.name = "+".join(dict.fromkeys(part.adapter.name for part in parts))
+        self.shards = tuple(map(str, parts))
+        self.device = "+".join(part.device for part in parts)
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         """Return the first runtime's classes: each stands for the pipeline whose first part runs in it."""
-        first = self._parts[0]
+        first = self.parts[0]
         return first.adapter.classes(first.fit(options))
 
     def describe_parts(self, model: LoadedModel) -> tuple[str, ...]:
         """Return which layers of a loaded model are where, in which formats, a line for each range."""
         assert isinstance(model, PipelineModel)  # noqa: S101  # this loads nothing else
-        loaded = zip(self._parts, (shard.capabilities for shard in model.shards), strict=True)
+        loaded = zip(self.parts, (shard.capabilities for shard in model.shards), strict=True)
         return tuple(
             f"{part} in {caps.activations}, KV cache in {caps.kv_cache}{f' ({part.where})' if part.where else ''}"
             for part, caps in loaded
@@ -108,8 +95,8 @@ class PipelineLoader:
         """Load all parts. `prepared` is not read: each part has its own. Raises what adapters raise."""
         with ExitStack() as until_loaded:
             shards: list[CountedShard] = []
-            for number, part in enumerate(self._parts, 1):
-                progress(f"load shard {number} of {len(self._parts)}: {part}", -1.0)
+            for number, part in enumerate(self.parts, 1):
+                progress(f"load shard {number} of {len(self.parts)}: {part}", -1.0)
                 shard = self._load_part(part, options)
                 until_loaded.callback(shard.close)
                 shards.append(shard)
@@ -120,7 +107,7 @@ class PipelineLoader:
     def _load_part(self, part: PlacedLayers, options: LoadOptions) -> CountedShard:
         if not isinstance(part.adapter, ShardingAdapter):
             raise Unsupported(f"{part.adapter.name} runs whole models only; name another adapter for {part.layers}")
-        share = (part.layers.end - part.layers.first) / self._parts[-1].layers.end
+        share = (part.layers.end - part.layers.first) / self.parts[-1].layers.end
         mine = replace(part.fit(options), kv_cache_bytes=int(options.kv_cache_bytes * share))
         if options.numerical_class is not None:
             mine = replace(mine, numerical_class=self._match(part, options.numerical_class, options))

@@ -28,10 +28,10 @@ from adapters.model_digests import digest_simulated_model, parse_simulated_scrip
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import ModelSource, check_model
 from adapters.model_store import ModelChanged, ModelStore, explain_errors
+from adapters.own_tokenizer import TokenizerRecipe
 from adapters.served_model import find_whole, keep_head
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer, load_tokenizer
-from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.variant import Variant
 from orchestrator.fitting.precision import choose_model_precision
 from orchestrator.machine.devices import (

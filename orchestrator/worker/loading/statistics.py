@@ -18,8 +18,6 @@ _PACKAGE, _DIRECTORY = "orchestrator.worker.drafting", "shipped"
 
 
 class FoundStatistics(NamedTuple):
-    """Mapped statistics, or why there are none that there should be."""
-
     statistics: Statistics | None = None
     reason: str = ""
 

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adapters.contract import Capabilities, ForwardResult, LoadedModel, Logits, Segment
+from adapters.contract import ForwardResult, LoadedModel, Logits, Segment
 from device_profiles.acceptance import DepthYield, TargetTexts
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from device_profiles.units import MS_PER_S
-from device_profiles.workload import ModelSpec
 from orchestrator.worker.measuring.watched import forward_of
 
 
@@ -46,28 +45,20 @@ class KnownText:
     def __init__(
         self, like: LoadedModel, texts: TargetTexts, cost: StepCost, overhead: RoundOverhead, clock: Hours, bound: int
     ) -> None:
-        self._spec, self._caps = like.spec, like.capabilities
+        self.spec, self.capabilities = like.spec, like.capabilities
         self._texts = {prompt: (*prompt, *output) for prompt, output in zip(texts.prompts, texts.outputs, strict=True)}
         self._cost, self._overhead, self._clock = cost, overhead, clock
         self._held: dict[int, list[int]] = {}
         self._text: dict[int, tuple[int, ...]] = {}
-        self._rows = np.zeros((64, self._spec.outputs), np.float32)
+        self._rows = np.zeros((64, self.spec.outputs), np.float32)
         self._ran = 0
         self._rounds = self._changed = 0
         self.drafted = [0] * (bound + 1)
         self.accepted = [0] * bound
 
-    @property
-    def spec(self) -> ModelSpec:
-        return self._spec
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._caps
-
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         tokens = [token for segment in batch for token in self._read_next_tokens(segment)]
-        of = forward_of(batch, self._caps.min_rows)
+        of = forward_of(batch, self.capabilities.min_rows)
         changed = of.run_rows != self._ran
         self._ran = of.run_rows
         ms = self._overhead.ms(of.sequences, of.rows)
@@ -92,8 +83,7 @@ class KnownText:
         return len(self._held.get(slot, ()))
 
     def free_blocks(self) -> int:
-        """There is always room."""
-        return self._caps.total_blocks
+        return self.capabilities.total_blocks
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         return 0
@@ -113,7 +103,6 @@ class KnownText:
     def close(self) -> None: ...
 
     def _read_next_tokens(self, segment: Segment) -> list[int]:
-        """Return what the text says behind each wanted row of a segment."""
         held = self._held.setdefault(segment.slot, [])
         held[segment.start :] = segment.tokens
         if segment.rows[0] == segment.rows[1]:
@@ -126,7 +115,7 @@ class KnownText:
 
     def _logits(self, tokens: Sequence[int]) -> Logits:
         if len(self._rows) < len(tokens):
-            self._rows = np.zeros((2 * len(tokens), self._spec.outputs), np.float32)
+            self._rows = np.zeros((2 * len(tokens), self.spec.outputs), np.float32)
         rows = self._rows[: len(tokens)]
         rows[:] = 0.0
         rows[np.arange(len(tokens)), tokens] = 1.0

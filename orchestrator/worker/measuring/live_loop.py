@@ -19,8 +19,8 @@ from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource
 from orchestrator.worker.measuring.known_text import Hours, KnownText
+from orchestrator.worker.measuring.prompts import CATEGORIES, TEXTS
 from orchestrator.worker.measuring.rounds import Decoding, RoundSample, at_pace, fit_rounds, in_turns
-from orchestrator.worker.measuring.texts import CATEGORIES, TEXTS
 from orchestrator.worker.measuring.watched import WatchedModel
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import start_cost_model
@@ -51,7 +51,6 @@ class LiveLoopResult:
 
 
 def prompts_of(loaded: LoadedSource) -> list[Submit]:
-    """Return the shipped prompts that the model has room for."""
     tokenizer = load_tokenizer(loaded.tokenizer_dir)
     caps = loaded.model.capabilities
     room = min(caps.max_context_tokens, caps.block_tokens * caps.total_blocks)

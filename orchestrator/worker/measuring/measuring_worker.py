@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,10 +20,11 @@ from adapters.hardware import cores, hardware, name_device_kind, runtime_version
 from adapters.model_source import check_model, resolve
 from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
+from device_profiles.device_load import PROCESSOR, DeviceLoad, name_counters
 from device_profiles.device_names import split_device
 from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
 from device_profiles.profile import DeviceProfile
-from orchestrator.clock import SystemClock
+from orchestrator.clock import Clock, SystemClock
 from orchestrator.fitting.profile_keys import formats_of, profiles_in, threads_of
 from orchestrator.machine.device_sampler import DeviceSampler
 from orchestrator.machine.devices import find_device, mark_of
@@ -39,16 +41,66 @@ from orchestrator.worker.loading.prepared import SIMULATED_PREFIX
 from orchestrator.worker.loading.statistics import find_statistics
 from orchestrator.worker.measuring.engine import MeasuringEngine, OnProgress
 from orchestrator.worker.measuring.live_loop import LiveLoopResult, measure_policy_yield, prompts_of, talk
-from orchestrator.worker.measuring.others import OthersMeter, name_measured
 from orchestrator.worker.measuring.pairs import compare_choices, replay_drafter
 from orchestrator.worker.measuring.steps import Steps, measure_steps
 from policies.speculation.cascade import MOST_CHECKED
 
+_EVERY_S: Final = 1.0
+
+Sample = Callable[[], Mapping[str, DeviceLoad]]
 SLOTS = 33
 _IDLE_S = 0.5
 _ENDED_FIRST = "500"
 _SEQUENCES = (1, 4, 16)
 _BOUNDS = (1, 4, 12)
+
+
+class OthersMeter:
+    """Looks at a device between forwards, so that none of them is disturbed by it.
+
+    `counters`: whose counters tell of the device. `threads` of `cores` are used; what others take of the remaining
+    cores disturbs nobody. Both are 0 off the processor.
+    """
+
+    def __init__(self, sample: Sample, clock: Clock, counters: str, *, threads: int = 0, cores: int = 0) -> None:
+        self._sample, self._clock, self._counters = sample, clock, counters
+        self._threads, self._cores = threads, cores
+        self._looked_s = -math.inf
+        self._weighted, self._whole_s = 0.0, 0.0
+
+    def begin(self) -> None:
+        self._look()
+        self._weighted = self._whole_s = 0.0
+
+    def look_when_due(self) -> None:
+        """Look, where that is some time ago. To be called while nothing is timed."""
+        if self._clock.monotonic_s() - self._looked_s >= _EVERY_S:
+            self._look()
+
+    def read(self) -> float | None:
+        """Return the mean share, 0 to 1, that others took since `begin`; None where nobody can tell."""
+        self._look()
+        return round(self._weighted / self._whole_s, 3) if self._whole_s else None
+
+    def _look(self) -> None:
+        load = self._sample().get(self._counters)
+        now_s = self._clock.monotonic_s()
+        if load is not None and load.others is not None and math.isfinite(self._looked_s):
+            self._weighted += (now_s - self._looked_s) * find_taken(load.others, self._threads, self._cores)
+            self._whole_s += now_s - self._looked_s
+        self._looked_s = now_s
+
+
+def find_taken(others: float, threads: int, cores: int) -> float:
+    """Return the share of so many threads' time that others take, where they take the share `others` of all cores."""
+    if not 0 < threads < cores:
+        return min(1.0, others)
+    return min(1.0, max(0.0, others * cores - (cores - threads)) / threads)
+
+
+def name_measured(kind: str, device: str) -> str:
+    """Return whose counters tell of a device of that kind: simulated ones run on the processor."""
+    return PROCESSOR if kind in ("cpu", "simulated") else name_counters(device)
 
 
 def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:
@@ -70,8 +122,6 @@ def _keep(job: ProfileJob, findings: Iterator[Finding]) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """What all measurements of a worker share."""
-
     job: ProfileJob
     device: DeviceProfile
     meter: EnergyMeter
@@ -131,7 +181,6 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Finding]:
 
 
 def _load_timed(bench: _Bench) -> tuple[LoadedSource, float]:
-    """Return the model, and how long it took from its prepared files into memory."""
     begins: list[float] = []
 
     def progress(stage: str, fraction: float) -> None:

@@ -94,7 +94,6 @@ def compare_choices(model: LoadedModel, texts: TargetTexts) -> tuple[DepthYield,
 
 
 def _right_choices(model: LoadedModel, prompt: Sequence[int], output: Sequence[int]) -> list[bool]:
-    """Return for each token of an output whether the model chooses it too, behind all before it."""
     text = [*prompt, *output]
     ids = model.spec.output_ids
     chosen: list[int] = []

@@ -30,8 +30,7 @@ from adapters.decoder.source import open_source
 from adapters.device_memory import read_host_memory
 from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
-from adapters.quality import add_quality
-from adapters.scoring import log_probabilities
+from adapters.quality import add_quality, log_probabilities
 from device_profiles.units import human_bytes
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target
@@ -151,7 +150,6 @@ def feed_tokens(model: LoadedModel, tokens: list[int]) -> Rows:
 
 
 def _step_ms(model: LoadedModel, tokens: list[int]) -> tuple[float, int]:
-    """Return the median time of a decode step behind a text, and its rows."""
     rows = model.capabilities.min_rows
     feed_tokens(model, tokens)
     times = []

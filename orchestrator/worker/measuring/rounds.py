@@ -159,7 +159,6 @@ def at_pace(rounds: Sequence[RoundSample], cost: StepCost, overhead: RoundOverhe
 
 
 def _decode_ms(sample: RoundSample, cost: StepCost) -> float:
-    """Return what the forward is predicted to take for what decodes in it."""
     if not sample.sequences:
         return 0.0
     changes = float(sample.changed and not sample.prompt_rows)

@@ -52,14 +52,7 @@ class RemoteRuntime:
                 f"the worker for layers ({self.description.where}) speaks version {self.description.version}, not "
                 f"{wire.VERSION}: install the same outrider on all hosts"
             )
-
-    @property
-    def name(self) -> str:
-        return self.description.adapter
-
-    @property
-    def device(self) -> str:
-        return self.description.device
+        self.name, self.device = self.description.adapter, self.description.device
 
     def close(self) -> None:
         """Hang up: the worker closes what it has loaded. Idempotent."""

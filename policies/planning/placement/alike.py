@@ -92,7 +92,6 @@ class AlikeHosts:
         return [(host, state, zone) for _, host, state, zone in sorted(hosts)]
 
     def devices(self, host: str) -> list[int]:
-        """Return the devices of a host that stand for all on it, in order."""
         seen: dict[int, int] = {}
         kept = []
         for number in self._free[host]:

@@ -54,7 +54,6 @@ class PlacedShard:
 
     @property
     def layers(self) -> int:
-        """How many."""
         return self.end - self.first
 
 
@@ -73,12 +72,10 @@ class Candidate:
 
     @property
     def placed(self) -> tuple[PlacedShard, ...]:
-        """Every worker's part."""
         return self.target if self.draft is None else (*self.target, self.draft)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What decides between equals."""
         return (
             len(self.placed),
             tuple((placed.device.id, placed.option.label, placed.first) for placed in self.placed),
@@ -87,7 +84,6 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """How people name it."""
         if len(self.target) == 1:
             target = f"{self.target[0].device.id} ({self.target[0].option.label})"
         else:
@@ -116,7 +112,6 @@ class ScoredCandidate:
         return self.candidate.placed if self.prediction.depth else self.candidate.target
 
     def beats(self, other: ScoredCandidate | None) -> bool:
-        """Return whether it is better by the objective."""
         return other is None or is_better(self.merit, other.merit)
 
 
@@ -186,7 +181,6 @@ def rate_candidate(
 
 
 def score_candidate(candidate: Candidate, prediction: Prediction, wanted: PlanGoal) -> Score:
-    """Return the score of what was predicted of it."""
     load = wanted.workload
     parts = [_part(placed, load.target.layers) for placed in candidate.target]
     devices = [placed.device for placed in (candidate.placed if prediction.depth else candidate.target)]

@@ -11,7 +11,7 @@ device is charged x times its burden, in ms of a round, and sharded.py moves x.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -20,7 +20,6 @@ from device_profiles.profile import Exactness
 from policies.planning.draft_yield import changes_of, compute_draft_length_shares, tokens_per_round
 from policies.planning.placement import workers
 from policies.planning.placement.candidate import PlacedShard
-from policies.planning.placement.narrow import narrow
 from policies.planning.placement.order import Traffic, number_layers
 from policies.planning.placement.rows import Floats, Index, Ints, OptionRows, draft_rows
 from policies.planning.placement.search import SearchSpace
@@ -28,10 +27,90 @@ from policies.planning.placement.shards import CutShard, Hops, Items, cut_shards
 from policies.planning.plan import DrafterFacts, Objective, Option
 from policies.planning.shard_cost import PREFILL_CHUNK_ROWS, context_tokens, kv_bytes
 
+_FEW = 64  # devices; so many are all looked at
+_ZONES = 3  # zones that are kept of those that can hold the target alone
 _BOUNDS = 5  # how often the bound on the slowest shard is moved, at most
 _BOUNDS_OF_FEW = 10  # with few devices
 FEW = 24  # devices; with so few there is time to look more closely
 _CLOSE = 1.02  # until it is known so closely
+
+
+def narrow(items: Items, stage: Floats, layers: int, hops: Hops, most: int) -> tuple[Items, Floats]:
+    """Return the items of the zones in which a target of so many layers, in at most `most` shards, seems fastest, and
+    of the best hosts in them.
+
+    A device's price is what a layer takes on it when it is full, hop included. A zone is rated by its cheapest devices
+    that together hold the target; where no zone holds it alone, by price, until there is three times the room.
+    """
+    if len(np.unique(items.device)) <= _FEW:
+        return items, stage
+    price = _price(items, hops.zone)
+    zones = _zones(items, price, layers, hops, most)
+    kept = np.flatnonzero(np.isin(items.zone, zones))
+    hosts = [_hosts(items, kept[items.zone[kept] == zone], hops, most) for zone in zones]
+    kept = np.flatnonzero(np.isin(items.host, np.concatenate(hosts)))
+    return items.of(kept), stage[kept]
+
+
+def _price(items: Items, hop: float) -> Floats:
+    price: Floats = items.layer_ms + (items.fixed_ms + items.host_ms + hop) / items.most
+    return price
+
+
+def _best_items(items: Items, rows: Ints, price: Floats) -> Ints:
+    ordered = rows[np.lexsort((items.tie[rows], price[rows]))]
+    _, first = np.unique(items.device[ordered], return_index=True)
+    return ordered[np.sort(first)]
+
+
+def _zones(items: Items, price: Floats, layers: int, hops: Hops, most: int) -> Ints:
+    alone, all_of = [], []
+    for zone in np.unique(items.zone):
+        rows = _best_items(items, np.flatnonzero(items.zone == zone), price)
+        room = int(items.most[rows].sum())
+        all_of.append((float(price[rows[:most]].mean()), int(zone), room))
+        for order in (rows, rows[np.argsort(-items.most[rows], kind="stable")]):
+            ms = _estimate_filled_ms(items, order[:most], layers, hops.zone)
+            if np.isfinite(ms):
+                alone.append((ms, int(zone)))
+    kept: list[int] = []
+    for _, zone in sorted(alone):
+        if zone not in kept and len(kept) < _ZONES:
+            kept.append(zone)
+    room = 0
+    for _, zone, more in sorted(all_of):
+        if not alone and room < 3 * layers:
+            kept.append(zone)
+            room += more
+    return np.array(kept, np.int64)
+
+
+def _estimate_filled_ms(items: Items, rows: Ints, layers: int, hop: float) -> float:
+    """Return what these devices take, filled in this order until they hold all layers; infinite where they do not."""
+    room = np.cumsum(items.most[rows])
+    if not len(rows) or room[-1] < layers:
+        return float("inf")
+    count = int(np.searchsorted(room, layers)) + 1
+    used = items.most[rows[:count]].astype(float)
+    used[-1] -= room[count - 1] - layers
+    hosts = np.unique(items.host[rows[:count]], return_index=True)[1]
+    paid = float(items.host_ms[rows[:count]][hosts].sum())
+    return paid + float((items.fixed_ms[rows[:count]] + hop + used * items.layer_ms[rows[:count]]).sum())
+
+
+def _hosts(items: Items, rows: Ints, hops: Hops, most: int) -> Ints:
+    """Return the hosts whose devices are cheapest, together (with the hops of one host) or alone."""
+    price = _price(items, hops.host)
+    hosts = np.unique(items.host[rows])
+    rated = []
+    for host in hosts:
+        mine = _best_items(items, rows[items.host[rows] == host], price)[:most]
+        together = float((price[mine] * items.most[mine]).sum() + hops.zone - hops.host) / float(items.most[mine].sum())
+        rated.append((together, int(items.tie[mine].min()), int(host)))
+    alone = _best_items(items, rows, _price(items, hops.zone))[:most]
+    return np.unique(
+        np.concatenate([[host for _, _, host in sorted(rated)[: 2 + most // 2]], items.host[alone]])
+    ).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +138,6 @@ class CutGoal:
 
 
 def task_of(ground: SearchSpace, sequences: int) -> CutTask:
-    """Return what shards that hold so many sequences are cut from."""
     load, index = ground.wanted.workload, ground.all_devices()
     layers, allowed = load.target.layers, {device.id for device in ground.left.target_devices}
     options: list[Option] = []
@@ -138,9 +216,8 @@ def _times(taken: list[CutShard], items: Items, stage: Floats, hops: Hops, count
 
 
 def _bound_items(items: Items, stage: Floats, most_ms: float) -> Items:
-    """Return the items with no more layers than run in that time."""
     most = np.floor((most_ms - stage[:, 0]) / np.maximum(stage[:, 1], 1e-12))
-    return items.with_most(np.clip(most, 0, items.most).astype(np.int64))
+    return replace(items, most=np.clip(most, 0, items.most).astype(np.int64))
 
 
 def _items(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[Items, Hops, Floats]:
@@ -171,7 +248,6 @@ def _items(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[Items,
 
 
 def _burdens(task: CutTask, aim: CutGoal, device: Ints) -> tuple[Floats, Floats]:
-    """Return what devices are charged for their own burden, and for that of their hosts."""
     index, objective = task.index, task.ground.wanted.objective
     none = np.zeros(len(device))
     if objective is Objective.COST:

@@ -22,7 +22,6 @@ class Links:
     defaults: DefaultLinks
 
     def any_measured(self, hosts: Collection[str]) -> bool:
-        """Return whether a link between two of these hosts was measured."""
         return any(left in hosts and right in hosts for left, right in self.measured)
 
     def typical(self) -> tuple[LinkProfile, LinkProfile, LinkProfile]:

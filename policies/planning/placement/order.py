@@ -55,7 +55,6 @@ def order_shards(
 
 
 def number_layers(target: Sequence[PlacedShard]) -> tuple[PlacedShard, ...]:
-    """Return shards with their layers counted in this order."""
     numbered, first = [], 0
     for placed in target:
         numbered.append(replace(placed, first=first, end=first + placed.layers))

@@ -60,7 +60,6 @@ class Pairs:
 
     @property
     def target_device(self) -> Ints:
-        """The target's device of each."""
         return self.targets.device[self.target]
 
     @property
@@ -83,7 +82,6 @@ _Depths = tuple[Ints, Floats, Floats]  # the best depth of each, its goodput, it
 
 
 def plain_pairs(index: Index, targets: OptionRows, wanted: PlanGoal) -> Pairs:
-    """Return every target without drafts."""
     round_ms = targets.ms[:, 0]
     total = round_ms + targets.sequences / wanted.workload.output_tokens * targets.prefill_ms
     goodput = targets.sequences / total * MS_PER_S
@@ -91,7 +89,6 @@ def plain_pairs(index: Index, targets: OptionRows, wanted: PlanGoal) -> Pairs:
 
 
 def text_pairs(index: Index, targets: OptionRows, drafter: DrafterFacts, wanted: PlanGoal) -> Pairs:
-    """Return every target with a drafter that runs no model."""
     load = wanted.workload
     depths = np.arange(1, depth_bound(load, drafter) + 1)
     if not len(depths) or not len(targets):
@@ -283,7 +280,6 @@ def _equal(left: Ints, right: Ints) -> tuple[Ints, Ints]:
 def _filter_pairs(
     index: Index, targets: OptionRows, drafts: OptionRows, where: Where, left: Ints, right: Ints
 ) -> tuple[Ints, Ints]:
-    """Return the pairs that are where they are said to be, and that memory and cores allow."""
     mine, other = targets.device[left], drafts.device[right]
     ok: Bools
     if where <= Where.BESIDE:

@@ -12,8 +12,7 @@ from policies.planning.placement.filters import Usable, usable
 from policies.planning.placement.links import Links, links_of
 from policies.planning.placement.reasons import alternatives, device_reasons, no_plan
 from policies.planning.placement.search import SearchResult, SearchSpace, search
-from policies.planning.placement.several import Fleet
-from policies.planning.placement.single import choose_replica
+from policies.planning.placement.several import Fleet, choose_replica
 from policies.planning.placement.standby import standby
 from policies.planning.plan import Host, Inventory, Objective, Plan, PlanGoal, ReplicaPlacement
 

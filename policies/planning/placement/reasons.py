@@ -49,7 +49,6 @@ class _Figures:
     tpot_ms: float
 
     def reject(self, what: str, chosen: _Chosen, role: str) -> RejectedCandidate:
-        """Return it as a reason for what was chosen."""
         why = _explain_loss(self.merit, chosen)
         rates = (self.goodput_tokens_per_s, self.cost_per_million_tokens, self.joules_per_token, self.tpot_ms)
         return RejectedCandidate(what, why, role, *rates)
@@ -118,7 +117,6 @@ def _drafters(chosen: _Chosen, search: SearchResult) -> list[RejectedCandidate]:
 
 
 def _options(chosen: _Chosen, search: SearchResult) -> list[RejectedCandidate]:
-    """Return the best that every other option on the target's device could do."""
     placed = chosen.first.candidate.target[0]
     top: dict[str, tuple[float, Pairs, int]] = {}
     for pairs in search.pairs:
@@ -136,12 +134,10 @@ def _options(chosen: _Chosen, search: SearchResult) -> list[RejectedCandidate]:
 
 
 def _figures_of(index: Index, pairs: Pairs, at: int) -> _Figures:
-    """Return what was predicted of one pairing."""
     return _Figures(*(float(figure[0]) for figure in _predict_figures(index, pairs, np.array([at]))))
 
 
 def _predict_figures(index: Index, pairs: Pairs, at: Ints) -> tuple[Floats, ...]:
-    """Return the figures of some pairings, in the order of _Figures."""
     target, draft = pairs.target_device[at], None if pairs.draft_device is None else pairs.draft_device[at]
     goodput, priced = pairs.goodput[at], index.priced[target]
     if draft is not None:
@@ -207,7 +203,6 @@ def _why_nothing(profile: str, left: Usable) -> str:
 
 
 def _best_by_device(search: SearchResult) -> tuple[dict[int, _Figures], dict[int, _Figures]]:
-    """Return the best that each device could do as a target, and as a draft."""
     best = (_Best(search.index), _Best(search.index))
     for pairs in search.pairs:
         order = np.argsort(pairs.merit, kind="stable")
@@ -218,8 +213,6 @@ def _best_by_device(search: SearchResult) -> tuple[dict[int, _Figures], dict[int
 
 
 class _Best:
-    """The figures of the pairing with most merit that each device has a part in."""
-
     def __init__(self, index: Index) -> None:
         self._index = index
         self._found = np.zeros((5, len(index.devices)))

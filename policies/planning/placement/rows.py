@@ -151,7 +151,6 @@ class OptionRows:
         return len(self.device)
 
     def of(self, rows: Ints) -> OptionRows:
-        """Return some of them."""
         return OptionRows(
             self.options,
             self.device[rows],
@@ -234,8 +233,6 @@ def _fit(free: Floats, kv: float, wanted: int) -> Ints:
 
 
 class _Builder:
-    """Collects rows of one role at depths up to a bound."""
-
     def __init__(self, bound: int) -> None:
         self.rejected: list[RejectedCandidate] = []
         self._options: list[Option] = []
@@ -277,7 +274,6 @@ class _Builder:
         )
 
     def refuse(self, index: Index, devices: Ints, option: Option, role: Role, needed: float) -> None:
-        """Say that these devices are too small."""
         for number in devices:
             why = workers.too_small(needed, index.room[number])
             self.rejected.append(RejectedCandidate(index.devices[number].id, f"{option.label}: {why}", role))
@@ -289,7 +285,6 @@ class _Builder:
             self.rejected.append(RejectedCandidate(index.devices[number].id, f"{option.label}: {why}", role))
 
     def rows(self) -> OptionRows:
-        """Return all of them."""
         if not self._columns:
             none, flat = np.empty(0, np.int64), np.empty(0)
             table = np.empty((0, self._bound + 1))

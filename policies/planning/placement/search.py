@@ -46,11 +46,6 @@ class SearchResult:
     pairs: tuple[Pairs, ...]
     rejected: tuple[RejectedCandidate, ...]
 
-    @property
-    def most_merit(self) -> float:
-        """The highest merit, 0 where there is none."""
-        return max((float(pair.merit.max()) for pair in self.pairs if len(pair.merit)), default=0.0)
-
 
 def search(ground: SearchSpace) -> SearchResult:
     """Return every pairing that can be the best one with the whole target on one device."""
@@ -97,7 +92,6 @@ def _find_served_rows(targets: OptionRows, drafter: DrafterFacts) -> Ints:
 
 
 def find_members(index: Index, names: Sequence[str]) -> Bools:
-    """Return which devices are among these."""
     known = set(names)
     return np.array([device.id in known for device in index.devices], np.bool_)
 
@@ -110,7 +104,7 @@ def best(
     Several may be predicted alike, or within the `indifference` that is allowed. Among those that are alike the second
     figure of the objective decides. Then the best score does, then the fewest devices, then the name.
     """
-    top, wanted = search.most_merit, ground.wanted
+    top, wanted = max((float(pair.merit.max()) for pair in search.pairs if len(pair.merit)), default=0.0), ground.wanted
     if top <= 0.0:
         return None
     alike = wanted.weights.indifference <= ALIKE
@@ -162,7 +156,6 @@ def _seconds(pairs: Pairs, alike: Ints, objective: Objective) -> Floats:
 
 
 def candidate_of(search: SearchResult, pairs: Pairs, pair: int) -> Candidate:
-    """Return one pairing, spelt out."""
     row = int(pairs.target[pair])
     device = search.index.devices[int(pairs.targets.device[row])]
     target = PlacedShard(device, pairs.targets.options[int(pairs.targets.option[row])], 0, pairs.layers)

@@ -12,19 +12,68 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from policies.planning.merit import describe_merit
 from policies.planning.placement.alike import AlikeHosts, find_single_hosts, number_kinds
 from policies.planning.placement.candidate import Candidate, PlacedShard, ScoredCandidate, count_threads, rate_candidate
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import HostLinks, Links
 from policies.planning.placement.rows import Index, OptionRows, draft_rows, target_rows
 from policies.planning.placement.search import SearchResult, SearchSpace, best, find_members, pair_rows
-from policies.planning.placement.single import best_cut, may_cut
+from policies.planning.placement.sharded import best_sharded
 from policies.planning.plan import DrafterFacts, PlanGoal
 
 FEW = 64
 """Devices; so many are all looked at."""
 _KEPT = 4  # of each kind: one more than the fastest drafts that a search keeps of a place
 _TABLES = 8  # of rows that are kept: for so many numbers of sequences
+
+
+def choose_replica(ground: SearchSpace, looked: SearchResult) -> tuple[ScoredCandidate | None, list[str]]:
+    """Return the best single replica, whole or in shards, and what decided between the two."""
+    limits = ground.wanted.constraints
+    whole = best(looked, ground) if limits.shards in (0, 1) else None
+    if not may_cut(ground.wanted, whole):
+        return whole, []
+    cut = best_cut(ground)
+    if whole is None or cut is None:
+        return whole or cut, []
+    aim = (ground.wanted.objective, ground.wanted.currency)
+    alone, parted = (describe_merit(aim[0], scored.merit[0], aim[1]) for scored in (whole, cut))
+    comparison = f"whole on one device: {alone} predicted, in {len(cut.candidate.target)} shards: {parted}"
+    return (cut if cut.beats(whole) else whole), [comparison]
+
+
+def may_cut(wanted: PlanGoal, whole: ScoredCandidate | None) -> bool:
+    """Return whether shards are to be looked at, where this is the best without."""
+    limits = wanted.constraints
+    if limits.sharding == "never" or limits.shards == 1:
+        return False
+    return whole is None or limits.sharding != "when_needed"
+
+
+def best_cut(ground: SearchSpace) -> ScoredCandidate | None:
+    """Return the best way to run the target in shards by runtimes that can, None where there is none."""
+    able = ground.wanted.constraints.shard_runtimes
+    targets = {
+        profile: tuple(option for option in options if not able or option.runtime in able)
+        for profile, options in ground.left.targets.items()
+    }
+    ground = replace(ground, left=replace(ground.left, targets=targets))
+    return _best_on_one_host(ground) if ground.wanted.constraints.one_host else best_sharded(ground)
+
+
+def _best_on_one_host(ground: SearchSpace) -> ScoredCandidate | None:
+    """Return the best of those whose devices are on one host, None where there is none."""
+    best: ScoredCandidate | None = None
+    devices = ground.left.target_devices
+    for host in sorted({device.host for device in devices}):
+        mine = tuple(device for device in devices if device.host == host)
+        if len(mine) < 2:
+            continue
+        scored = best_sharded(replace(ground, left=replace(ground.left, target_devices=mine)))
+        if scored is not None and (best is None or scored.beats(best)):
+            best = scored
+    return best
 
 
 class Fleet:
@@ -153,8 +202,6 @@ class _Choice:
 
 
 class _Free:
-    """What replicas have left of a fleet."""
-
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._free = np.ones(len(fleet.index.devices), np.bool_)
@@ -243,7 +290,6 @@ class _Free:
         return best(SearchResult(index, pairs, ()), self._space(part, ()), self._rate)
 
     def _rate(self, candidate: Candidate) -> ScoredCandidate:
-        """Return what is predicted of it, from another one that is alike where there was one."""
         like, paid = self._fleet.describe(candidate), tuple(part.device.host in self._paid for part in candidate.placed)
         known = self._fleet.rated.get((like, paid))
         if known is None:

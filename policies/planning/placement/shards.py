@@ -15,7 +15,7 @@ mixed-integer program, and of prima.cpp (arXiv 2504.08791).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -54,13 +54,8 @@ class Items:
     option: Ints
 
     def of(self, rows: Ints) -> Items:
-        """Return some of them."""
         kept: list[Any] = [getattr(self, field.name)[rows] for field in fields(self)]
         return Items(*kept)
-
-    def with_most(self, most: Ints) -> Items:
-        """Return them with other bounds."""
-        return replace(self, most=most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +114,6 @@ def _groups(values: Ints, rows: Ints, tie: Ints) -> list[Ints]:
 
 
 def _device(items: Items, rows: Ints, layers: int) -> _Table:
-    """Return what one device takes for every number of layers, by the best of its items."""
     counts = np.arange(layers + 1)
     ms = items.fixed_ms[rows, None] + items.layer_ms[rows, None] * counts
     ms = np.where(counts <= items.most[rows, None], ms, np.inf)
@@ -143,7 +137,6 @@ def _useful(tables: list[_Table], most: int) -> list[_Table]:
 
 
 def _join_tables(tables: list[_Table], hop: float, most: int) -> _Table:
-    """Return what all of them together take, with a hop between any two that are used."""
     total = _with_hop(tables[0], hop)
     for table in tables[1:]:
         total = _pair(total, _with_hop(table, hop), most)

@@ -48,8 +48,6 @@ def standby(
 
 @dataclass(frozen=True, slots=True)
 class _Picked:
-    """Who takes over, for which part, and what is predicted then."""
-
     place: PlacedShard
     instead: ScoredCandidate
     apart: Literal["device", "host", "zone"]

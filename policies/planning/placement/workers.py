@@ -26,7 +26,6 @@ def cores_left(host: Host, taken: Mapping[str, int]) -> float:
 
 
 def too_small(needed: float, room: float) -> str:
-    """Say why it does not fit."""
     return f"needs {human_bytes(needed)}, and {human_bytes(room)} may be filled"
 
 

@@ -17,8 +17,6 @@ Source = Literal["measured", "datasheet", "estimate"]
 
 
 class Role(StrEnum):
-    """What a device does for the pair."""
-
     TARGET = "target"
     DRAFT = "draft"
 

@@ -25,7 +25,6 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.fixed + self.weights + self.kv_cache + self.workspace
 
 

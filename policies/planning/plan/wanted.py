@@ -73,7 +73,6 @@ class DrafterFacts:
     cheaper: tuple[CheaperDrafter, ...] = ()
 
     def serves(self, runtime: str) -> bool:
-        """Return whether it is one for targets in this runtime."""
         return self.runtime in ("", runtime)
 
 

@@ -20,8 +20,6 @@ from policies.serving.failover.blame import LossKind
 
 
 class Health(StrEnum):
-    """Of a part."""
-
     HEALTHY = "healthy"
     SUSPECT = "suspect"
     OPEN = "open"
@@ -96,11 +94,9 @@ class Breaker:
     why: str = ""
 
     def weigh(self, now_s: float) -> float:
-        """Return the score as it stands now."""
         return float(self.score * 0.5 ** (max(0.0, now_s - self.at_s) / HALF_LIFE_S))
 
     def judge(self, now_s: float) -> Health:
-        """Return the state now."""
         if self.held is not None:
             return self.held
         if self.opened:

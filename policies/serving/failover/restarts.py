@@ -48,7 +48,6 @@ class RestartBudget:
         return replace(self, made=tuple(restart for restart in self.made if restart.number not in numbers))
 
     def count(self, kind: LossKind) -> int:
-        """Return how many restarts of this kind count now."""
         return sum(restart.kind == kind for restart in self.made)
 
     def is_spent(self, kind: LossKind) -> bool:
@@ -66,7 +65,6 @@ class RestartBudget:
         return min(longest, FIRST_BACKOFF_S * 2.0 ** min(count - 1, 30))
 
     def describe(self, kind: LossKind) -> str:
-        """Return the last restart in words."""
         count = self.count(kind)
         if not count:
             return "a restart that counts for nothing"

@@ -77,7 +77,6 @@ _NOTHING: Final = FailoverSteps()
 
 
 def plan_failover(target: TargetState, standbys: Sequence[StandbyState], rules: FailoverRules) -> FailoverSteps:
-    """Return what is to be done now."""
     hot = tuple(number for number, standby in enumerate(standbys) if _is_hot_and_down(standby) and target.began)
     active = tuple(number for number, standby in enumerate(standbys) if standby.active)
     if target.serves:

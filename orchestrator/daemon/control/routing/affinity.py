@@ -1,6 +1,6 @@
 """Which replica computed the beginning of a prompt lately. A guess that costs nothing when it is wrong.
 
-A replica keeps the KV cache of prompts while it has room, and only it knows exactly which (adapters.prefix_index).
+A replica keeps the KV cache of prompts while it has room, and only it knows exactly which (adapters.kv_blocks).
 Control remembers what it sent where, block by block, and no more than the replica's cache can hold.
 """
 

@@ -22,11 +22,10 @@ from orchestrator.protocol.links.endpoint import LinkLost
 from orchestrator.worker.drafting import protocol as wire
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
 from orchestrator.worker.drafting.remote.connection import ConnectionThread, Refusal
-from orchestrator.worker.drafting.remote.round_trip import RoundTrip
-from orchestrator.worker.drafting.remote.sequence import RemoteSequence
+from orchestrator.worker.drafting.remote.sequence import RemoteSequence, RoundTrip
 from policies.sampling import Sampling
-from policies.speculation import draft_lead, draft_wait
-from policies.speculation.draft_chain import estimate_accepted_tokens
+from policies.speculation import draft_wait
+from policies.speculation.cascade import estimate_accepted_tokens
 from policies.speculation.draft_wait import DraftWait
 
 _MOST_MESSAGES = 1024  # that are read at once: a drafter that says more than it is heard keeps up nobody
@@ -45,8 +44,6 @@ class RemoteLimits:
 
 @dataclass(frozen=True, slots=True)
 class _PendingRequest:
-    """A draft request that is not answered yet."""
-
     number: int
     sent_s: float
     waited_until_s: float
@@ -212,7 +209,7 @@ class RemoteDrafter:
         reading = not all(sequence.met for sequence in sequences)
         drafted = all(sequence.rest(1).tokens for sequence in sequences)
         wait_ms = 0.0 if reading or drafted else draft_wait.patience_ms(self._pace, round_ms, self._limits.max_wait_ms)
-        self._lead = draft_lead.count_lead_tokens(self._round_trip.best_ms, round_ms, self._pace.accepted)
+        self._lead = draft_wait.count_lead_tokens(self._round_trip.best_ms, round_ms, self._pace.accepted)
         if wait_ms == 0.0 and not (reading or self._apart):
             link.send(
                 wire.DraftRequest(self._number, updates, [])
@@ -273,7 +270,6 @@ class RemoteDrafter:
         sequence.take_lines(lines.base, line, branches)
 
     def _join(self, line: Draft, branch: wire.WireBranch) -> Draft:
-        """Return a branch with the tokens of the line that are in front of it."""
         begin = line.truncate(branch.accepted)
         if not 0 <= branch.accepted == len(begin.tokens):
             raise ProtocolError(f"a branch leaves a line of {len(line.tokens)} tokens behind {branch.accepted}")
@@ -341,7 +337,6 @@ class RemoteDrafter:
         return NOTHING if sequence is None else sequence.rest(ask.limit)
 
     def _take_new_link(self) -> None:
-        """Change over to a new link, if there is one, and tell it every running sequence."""
         made = self._connector.take()
         if made is None:
             return

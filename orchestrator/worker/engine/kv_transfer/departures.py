@@ -7,21 +7,34 @@ none is left, or the time is over, the sequence stops and the rest goes.
 
 from __future__ import annotations
 
+import queue
+import secrets
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adapters.errors import Unsupported
-from device_profiles.units import MS_PER_S
+from adapters.framing import ProtocolError
+from device_profiles.units import MIB, MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.commands import KvPages, MoveOut, PageLink, SharedMemory
 from orchestrator.protocol.events import MovedOut
+from orchestrator.protocol.links.endpoint import LinkLost, knock
+from orchestrator.protocol.links.pages import Opening, PieceHead, send_opening, send_piece, sum_parts
 from orchestrator.protocol.shared_memory import SharedMemoryFailed
 from orchestrator.worker.engine.flights import Flights
 from orchestrator.worker.engine.kv_transfer.mover import KvMover
-from orchestrator.worker.engine.kv_transfer.page_sender import MOST_UNSENT_BYTES, PageSender, Piece
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.engine.sequence import SequenceState
 from policies.running_mean import update_mean
 
+MOST_UNSENT_BYTES = 16 * MIB
+"""Pages that wait for the link: no more are taken out of the cache while there are so many."""
+_BEAT_S = 0.5
 ROUND_SHARE = 0.15
 """Of a round's time, for taking pages out of the cache behind it."""
 _LEAST_MS = 0.5
@@ -31,6 +44,75 @@ _LITTLE_BYTES = MOST_UNSENT_BYTES // 4
 """May wait for the link when a sequence stops."""
 _NOTHING_COMPUTED = "nothing of it was computed"
 _NO_MEMORY = SharedMemory("", "none: the pages go over a link", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Pages from `start_page` on, a part for each cache. `positions` and `tokens_digest`: of the last one."""
+
+    start_page: int
+    parts: Sequence[NDArray[np.uint8]]
+    positions: int = 0
+    tokens_digest: bytes = bytes(16)
+
+    @property
+    def length_bytes(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+
+class PageSender:
+    """One transfer. `why`: why it has failed ("": it has not, so far). `ready`: the other side takes pieces."""
+
+    def __init__(self, link: PageLink, kv_format: str, request_id: str) -> None:
+        self.transfer = f"{request_id}/{secrets.token_hex(8)}"
+        self.why = ""
+        self.ready = False
+        self._link = link
+        self._opening = Opening(self.transfer, kv_format, link.most_bytes)
+        self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._changing = threading.Lock()
+        self.unsent_bytes = 0
+        threading.Thread(target=self._run, name="KV pages to another host", daemon=True).start()
+
+    @property
+    def has_room(self) -> bool:
+        return self.ready and self.unsent_bytes < MOST_UNSENT_BYTES
+
+    def add(self, piece: Piece) -> None:
+        with self._changing:
+            self.unsent_bytes += piece.length_bytes
+        self._pieces.put(piece)
+
+    def end(self) -> None:
+        """Hang up behind what was added. Idempotent."""
+        self._pieces.put(None)
+
+    def _run(self) -> None:
+        try:
+            with knock(self._link.endpoint) as link:
+                self.why = send_opening(link, self._opening)
+                if self.why:
+                    return
+                self.ready = True
+                number = 0
+                while (piece := self._next_piece()) is not None:
+                    parts = [np.ascontiguousarray(part).data for part in piece.parts]
+                    length_bytes = piece.length_bytes
+                    place = (number, piece.start_page, piece.positions, length_bytes, sum_parts(parts))
+                    send_piece(link, PieceHead(*place, piece.tokens_digest), parts)
+                    number += 1
+                    with self._changing:
+                        self.unsent_bytes -= length_bytes
+        except (OSError, LinkLost, ProtocolError) as error:
+            self.why = f"the link to the next worker: {error or type(error).__name__}"
+        finally:
+            self.ready = False
+
+    def _next_piece(self) -> Piece | None:
+        """Return the next piece; an empty one now and then while there is none, which says that this side lives."""
+        with suppress(queue.Empty):
+            return self._pieces.get(timeout=_BEAT_S)
+        return Piece(0, ())
 
 
 @dataclass(slots=True)
@@ -132,7 +214,6 @@ class Departures:
         return over or (sender.ready and departure.pages >= whole and sender.unsent_bytes <= _LITTLE_BYTES)
 
     def _finish(self, departure: _Departure) -> MovedOut:
-        """Send the rest of a sequence that stops."""
         started_s = self._clock.monotonic_s()
         mover, sequence, sender = self._mover, departure.sequence, departure.sender
         tokens, sent = sequence.tokens[: sequence.cached], departure.pages

@@ -73,7 +73,6 @@ class KvIntake:
         self._taken: dict[str, TakenPages] = {}
 
     def add(self, request: Submit, arrived_s: float) -> None:
-        """Take in a request with pages."""
         with self._changing:
             self._reading[request.request_id] = request
         if request.pages is not None and request.pages.transfer:  # it may wait for its link, as no other has to

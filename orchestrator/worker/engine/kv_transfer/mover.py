@@ -35,7 +35,6 @@ class KvMover:
 
     @property
     def moves(self) -> bool:
-        """Whether pages of this target can be moved."""
         return self._target is not None
 
     @property
@@ -45,11 +44,9 @@ class KvMover:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, of all caches together."""
         return sum(self._require_target().kv_layout.page_bytes)
 
     def count_bytes(self, positions: int) -> int:
-        """Return how long the pages of so many positions are."""
         return self._require_target().kv_layout.count_bytes(positions)
 
     def export(self, slot: int, positions: int, start_page: int) -> list[NDArray[np.uint8]]:
@@ -57,7 +54,6 @@ class KvMover:
         return list(self._require_target().export_kv(slot, positions, start_page))
 
     def digest_tokens(self, tokens: Sequence[int]) -> bytes:
-        """Return what says that pages belong to these tokens."""
         return bytes.fromhex(_Checksum(self.format, tokens).digest())
 
     def write(self, slot: int, tokens: Sequence[int], memory: SharedMemory) -> KvPages:
@@ -135,7 +131,6 @@ class _Checksum:
         self._hash.update(np.array([len(tokens), *tokens], np.int64).tobytes())
 
     def add(self, part: NDArray[np.uint8]) -> None:
-        """Take in the next part."""
         self._hash.update(len(part).to_bytes(8, "big") + zlib.crc32(part.data).to_bytes(_CRC_BYTES, "big"))
 
     def digest(self) -> str:

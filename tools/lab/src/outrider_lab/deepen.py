@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 from adapters.contract import AdapterError
-from adapters.gguf_layers import count_layers, spread_layers, write_layers
 from adapters.model_source import resolve
+from outrider_lab.gguf_layers import count_layers, spread_layers, write_layers
 
 
 def main() -> int:

@@ -24,10 +24,10 @@ from outrider_lab.bench.compare.peers import compare_with_peers
 from outrider_lab.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
 from outrider_lab.bench.compare.table import beside_cells, list_beside, list_notes
 from outrider_lab.bench.compare.turns import NamedPrompt, Turns, alternate, load_engines, split_waves
+from outrider_lab.gguf_layers import count_layers, spread_layers, write_layers
 from outrider_lab.peers.contract import NATIVE, Answer, EngineMissing, PeerPrompt, Score, cut_at_stop
 
 from adapters.energy import EnergyMeter
-from adapters.gguf_layers import count_layers, spread_layers, write_layers
 from adapters.model_source import resolve
 from tests.support.daemon import configuration, running
 from tests.support.waiting import until

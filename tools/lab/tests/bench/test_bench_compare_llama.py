@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from outrider_lab.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
+from outrider_lab.gguf_layers import count_layers, spread_layers, write_layers
 from outrider_lab.peers import llama_builds, llama_server
 from outrider_lab.peers.contract import EngineMissing, PeerOptions, PeerPrompt
 from outrider_lab.peers.convert import find_hf_directory
@@ -22,9 +23,8 @@ from outrider_lab.peers.convert import find_hf_directory
 from adapters.contract import Precision
 from adapters.decoder.reference import Reference, TextCache
 from adapters.decoder.source import open_source
-from adapters.gguf_layers import count_layers, spread_layers, write_layers
 from adapters.model_source import resolve
-from adapters.scoring import log_probabilities
+from adapters.quality import log_probabilities
 from adapters.tokenizer_files import META_FILE
 from tests.support.tiny_gguf import Tiny, write
 from tests.support.waiting import until

@@ -12,7 +12,7 @@ from device_profiles.cost import StepCost
 from device_profiles.store import ProfileStore
 from orchestrator.config.load import load_config
 from orchestrator.planning.profiling.work import list_work
-from orchestrator.worker.measuring.texts import TEXTS as PROFILED
+from orchestrator.worker.measuring.prompts import TEXTS as PROFILED
 from tests.support.profiles import store_simulated_profiles
 
 TOOK_S = 7.0

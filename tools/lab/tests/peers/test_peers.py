@@ -19,7 +19,7 @@ from adapters.contract import ModelRefused, Precision
 from adapters.decoder.source import open_source
 from adapters.decoder.spec import Rope
 from adapters.hf_directory import open_weights
-from adapters.scoring import log_probabilities
+from adapters.quality import log_probabilities
 from tests.support import tiny_gguf
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_lab.replay.batch_table import BatchTable, table_of
 from outrider_lab.replay.fixed import FixedDepth
+from outrider_lab.replay.fixed_rates import cap, curve
 from outrider_lab.replay.hill_climber import HillClimber
 from outrider_lab.replay.hindsight import hindsight, replay_fixed_depths
 from outrider_lab.replay.recorded import Costs, RecordedDraft, RecordedRequest
@@ -15,7 +16,6 @@ from outrider_lab.replay.run import replay
 
 from device_profiles.cost import StepCost
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.allocation import cap, curve
 from policies.speculation.calibration import Calibration, observe_draft_outcome
 from policies.speculation.calibration import chance as calibrate
 from policies.speculation.cost_model import start_cost_model

@@ -22,8 +22,8 @@ from outrider_lab.benchmark_models import (
     find_model,
     main,
 )
+from outrider_lab.gguf_layers import count_layers
 
-from adapters.gguf_layers import count_layers
 from adapters.vocabulary import vocabulary_at_hand
 
 WHOLE = b"GGUF" + bytes(range(256)) * 40

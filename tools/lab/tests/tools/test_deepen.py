@@ -12,10 +12,10 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider_lab.gguf_layers import count_layers, spread_layers, write_layers
 
 from adapters import registry
 from adapters.conformance.case import Case, load, prepare_case, run, text
-from adapters.gguf_layers import count_layers, spread_layers, write_layers
 from tests.support.tiny_gguf import Tiny, write
 
 

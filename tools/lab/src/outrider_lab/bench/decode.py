@@ -12,8 +12,8 @@ import msgspec
 
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.recommend.decode import environment_of, warm_up
 from orchestrator.recommend.record import Mode, ModeRun, Prompt, measure_decoding
+from orchestrator.recommend.run import environment_of, warm_up
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.loading.engine import build_loop

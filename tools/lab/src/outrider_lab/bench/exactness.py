@@ -93,7 +93,7 @@ def _candidate(one: Any) -> dict[str, Any]:
 
 def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: int) -> dict[str, Any]:
     """Return how many outputs differ with speculation, greedy and seeded, alone and in company."""
-    from orchestrator.recommend.decode import encode_prompts
+    from orchestrator.recommend.run import encode_prompts
     from outrider_lab.bench.decode import measure_modes
 
     target = _load(options)

@@ -25,8 +25,8 @@ from orchestrator.protocol.load_options import (
     ModelOptions,
     SuffixOptions,
 )
-from orchestrator.recommend.decode import encode_prompts, read_prompts, warm_up
 from orchestrator.recommend.record import Prompt
+from orchestrator.recommend.run import encode_prompts, read_prompts, warm_up
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.models import LoadedSource, load_target

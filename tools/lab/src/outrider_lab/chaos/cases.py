@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.worker.measuring.prompts import read_texts
-from orchestrator.worker.measuring.texts import TEXTS
+from orchestrator.worker.measuring.prompts import TEXTS, read_texts
 
 Route = Literal["chat", "completions"]
 LONG_EVERY = 8

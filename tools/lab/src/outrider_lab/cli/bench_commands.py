@@ -27,7 +27,7 @@ def decode(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
-    from orchestrator.recommend.decode import read_prompts
+    from orchestrator.recommend.run import read_prompts
     from orchestrator.worker.loading.drafters import build_drafter
     from outrider_lab.bench.decode import load_target_with_status, measure_modes, read_decode_options
     from outrider_lab.bench.decode_table import print_decode

@@ -19,8 +19,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.generating.data import DataError
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.recommend.decode import read_prompts
-from orchestrator.recommend.ways import Way
+from orchestrator.recommend.run import Way, read_prompts
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.models import load_target
 from outrider_lab.distill.evaluate import ALONE, BOTH, PLAIN, SUFFIX, compare, step_ms

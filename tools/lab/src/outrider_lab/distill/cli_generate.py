@@ -9,10 +9,10 @@ import typer
 
 from adapters.tokenizer import load_tokenizer as tokenizer_of
 from orchestrator.config.load import default_config_path
+from orchestrator.generating.build import describe_target, read_writer_options
 from orchestrator.generating.data import Shards
 from orchestrator.generating.generate import Generator, Settings, interruptible
 from orchestrator.generating.progress import ConsoleShow
-from orchestrator.generating.target import describe_target, read_writer_options
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import load_target

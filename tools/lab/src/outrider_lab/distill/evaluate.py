@@ -22,7 +22,7 @@ from device_profiles.profile import Exactness
 from device_profiles.units import MS_PER_S
 from orchestrator.protocol.commands import Submit
 from orchestrator.recommend.record import ModeRun, Prompt, Record, measure_decoding, tpot_ms
-from orchestrator.recommend.ways import Way, close_drafters, decode_in_turns
+from orchestrator.recommend.run import Way, close_drafters, decode_in_turns
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource
 

@@ -138,7 +138,7 @@ def theirs(prepared: Path, spec: DecoderSpec, device: str) -> Any:
     import torch
     from torch import nn
 
-    from adapters.torch_device.decoder import build
+    from adapters.torch_device.parts import build
     from adapters.torch_device.weights import read_prepared_tensors
 
     def make(weight: Any, bias: Any) -> Any:

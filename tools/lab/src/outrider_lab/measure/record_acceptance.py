@@ -17,8 +17,8 @@ from rich.progress import Progress
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.commands import Submit
-from orchestrator.recommend.decode import encode_prompts
 from orchestrator.recommend.record import ModeRun, measure_decoding
+from orchestrator.recommend.run import encode_prompts
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.measuring.prompts import read_texts, spread

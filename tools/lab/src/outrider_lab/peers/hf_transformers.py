@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from adapters.scoring import log_probabilities
+from adapters.quality import log_probabilities
 from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerOptions, PeerPrompt, Score, cut_at_stop
 from outrider_lab.peers.convert import find_hf_directory
 
@@ -16,7 +16,7 @@ LOOKUP_TOKENS = 3  # as in the library's documentation of prompt lookup
 
 def load(options: PeerOptions) -> Transformers:
     """Load the model in a mode: plain or lookup. Raises EngineMissing."""
-    from adapters.torch_device.quiet import quieten
+    from adapters.torch_device.failures import quieten
 
     quieten()
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adapters.scoring import log_probabilities
+from adapters.quality import log_probabilities
 from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerOptions, PeerPrompt, Score
 from outrider_lab.peers.convert import find_onnx_genai
 

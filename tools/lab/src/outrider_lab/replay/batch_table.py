@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider_lab.replay.fixed import FixedDepth
+from outrider_lab.replay.fixed_rates import cap, curve
 from outrider_lab.replay.recorded import Costs
 from policies.speculation import RoundContext, RoundSequence
-from policies.speculation.allocation import cap, curve
 from policies.speculation.cost_model import start_cost_model
 
 ASSUMED_ACCEPTANCE = 0.7

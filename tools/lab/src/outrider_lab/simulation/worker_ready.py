@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.protocol.ready import Ready, ReadyDevice, ReadyDrafting, ReadyKv, ReadyModel, ReadyPrecision
-from orchestrator.worker.expected_rounds import expect_rounds
+from orchestrator.worker.loading.engine import expect_rounds
 from outrider_lab.simulation.fleet import PlacedReplica
 
 BLOCK_TOKENS: Final = 16

@@ -15,8 +15,7 @@ from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.prepared import prepare_tokenizer_of, silent
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
-from orchestrator.worker.measuring.prompts import PromptText, read_texts, spread
-from orchestrator.worker.measuring.texts import TEXTS
+from orchestrator.worker.measuring.prompts import TEXTS, PromptText, read_texts, spread
 from outrider_lab.bench.compare.endpoint import parse_endpoint
 from outrider_lab.bench.compare.engines import Asked
 from outrider_lab.bench.errors import BenchError

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from adapters.hardware import runtime_version
-from adapters.scoring import log_probabilities
+from adapters.quality import log_probabilities
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.recommend.record import ModeRun, Record, measure_decoding

@@ -23,15 +23,15 @@ from orchestrator.machine.cores import pin_to_cores
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.load_options import DraftWorkerOptions, EngineOptions, ModelDraftOptions, RemoteOptions
-from orchestrator.recommend.decode import encode_prompts, warm_up
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding, tpot_ms
+from orchestrator.recommend.run import encode_prompts, warm_up
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.port import Ask
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
+from orchestrator.worker.loading.drafters import remote_pair
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.loading.prepared import silent
-from orchestrator.worker.loading.vocabularies import remote_pair
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.draft_process import start_draft_process
 from outrider_lab.bench.errors import BenchError

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import AdapterError
-from adapters.gguf_layers import count_layers, spread_layers, write_layers
 from adapters.model_source import resolve
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS, PromptText
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.overlap.measure import OverlapPair, measure_pair
+from outrider_lab.gguf_layers import count_layers, spread_layers, write_layers
 
 TARGET_MS = 24.0
 _ROW_MS = 0.1

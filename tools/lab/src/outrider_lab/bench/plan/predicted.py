@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from adapters.device_memory import read_host_memory
 from device_profiles.store import ProfileStore
-from orchestrator.planning.applied import whole_targets
 from orchestrator.planning.proposal import PlanProposal, propose_here
 from orchestrator.planning.wanted import SUFFIX, PlanRequest, build_measured_drafter
 from outrider_lab.bench.errors import BenchError
@@ -104,7 +103,7 @@ def plan_load(
             "objective": "throughput",  # what is compared
         }
     )
-    mine = replace(whole_targets(asked), placement=placement, drafts=())
+    mine = replace(asked, placement=placement, drafts=())
 
     def is_allowed(option: Option, device: str) -> bool:
         return (option.runtime, option.threads) in places

@@ -1,5 +1,5 @@
 """Requests for comparing predictions with decoding: of the same kinds as the texts that acceptance is measured on
-(orchestrator/worker/measuring/texts.py), and none of them."""
+(orchestrator/worker/measuring/prompts.py), and none of them."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ from adapters.tokenizer import load_tokenizer
 from device_profiles.cost import StepCost
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.recommend.decode import environment_of
+from orchestrator.recommend.run import environment_of
 from orchestrator.worker.loading.engine import first_cost
 from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.prompts import PromptText
-from orchestrator.worker.measuring.slots import SomeSlots
+from orchestrator.worker.measuring.watched import SomeSlots
 from outrider_lab.bench.policy.arms import ADAPTIVE
 from outrider_lab.bench.policy.recorder import measure_replay_costs, record_drafts, with_rounds
 from outrider_lab.bench.policy.requests import MIX, Requests, requests_of

@@ -13,11 +13,11 @@ from math import log
 from statistics import mean
 
 from device_profiles.cost import StepCost
+from outrider_lab.replay.fixed_rates import cap, curve
 from outrider_lab.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from outrider_lab.replay.run import replay
 from policies.speculation import RoundContext
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.allocation import cap, curve
 from policies.speculation.calibration import Calibration, observe_draft_outcome
 from policies.speculation.calibration import chance as calibrated
 from policies.speculation.cost_model import start_cost_model

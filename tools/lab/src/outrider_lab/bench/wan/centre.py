@@ -19,7 +19,7 @@ from orchestrator.errors import OutriderError
 from orchestrator.machine.cores import pin_to_cores
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.recommend.decode import encode_prompts, warm_up
+from orchestrator.recommend.run import encode_prompts, warm_up
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter
 from orchestrator.worker.engine.loop import DecodeLoop
