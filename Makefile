@@ -96,7 +96,7 @@ mutants: setup
 # Fifteen minutes of real faults under load: the slow part of the checks.
 CHAOS ?= --seed 1 --minutes 15
 chaos: setup
-	$(BIN)/python -m outrider_lab.chaos $(CHAOS) --json chaos.json --plot chaos.png
+	$(BIN)/python -m outrider_lab.chaos $(CHAOS) --json chaos.json
 
 # What users install, with the hash of each file: the versions of constraints.txt, for all platforms.
 RELEASE := $(VENV)/.installed-release

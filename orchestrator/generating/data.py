@@ -79,7 +79,8 @@ class Shards:
         try:
             return TargetFacts(**json.loads((self.directory / TARGET_FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{self.directory}: there is no data ({error}); run `generate` first") from error
+            way_out = f"run `outrider drafts build --data {self.directory}` first"
+            raise DataError(f"{self.directory}: there is no data ({error}); {way_out}") from error
 
     def add(self, texts: Sequence[Text]) -> Path:
         """Write one file more, whole or not at all."""
@@ -119,5 +120,5 @@ def read(path: Path) -> list[Text]:
                 Text(int(number), arrays["tokens"][own], head, arrays["top_ids"][labels], arrays["top_logs"][labels])
             )
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise DataError(f"{path}: it is damaged ({error}); delete it and run `generate` again") from error
+        raise DataError(f"{path}: it is damaged ({error}); delete it, and write more") from error
     return texts

@@ -2,7 +2,7 @@
 
 The default runtime has the whole model, the other ones its first layers: their kernels and shapes are the same, and
 logits lie closer together there, so that a bit that differs changes a token sooner. `make slow` gives all of them the
-whole model. The same at full size (40 prompts and more, 128 tokens, depths 1, 4 and 8) is `tools/check_identity.py`.
+whole model.
 """
 
 from __future__ import annotations

@@ -102,7 +102,6 @@ def test_outrider_beside_openvino_genai(tmp_path, outrider, monkeypatch):
     assert "loading openvino_genai plain" in done.stderr, "progress, where there is no terminal"
     assert "converting once into" in done.stderr
     assert {one["engine"] for one in result["pairs"]} == measured - {"outrider plain"}
-    assert {path.name for path in report.iterdir()} >= {"report.md", "report.html", "alone.png", "quality.png"}
     assert "| openvino_genai lookup |" in (report / "report.md").read_text()
 
 

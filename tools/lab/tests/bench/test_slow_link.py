@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from outrider_lab.bench.draft_process import start_draft_process
 from outrider_lab.bench.overlap.measure import OverlapPair
-from outrider_lab.bench.wan.relay import DelayingRelay
 from outrider_lab.replay.fixed import FixedDepth
 
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter
@@ -19,6 +18,7 @@ from orchestrator.worker.engine.loop import DecodeLoop
 from tests.drafting.test_remote import REQUESTS, remote, remote_of, until
 from tests.drafting.test_remote import expected as expected
 from tests.support.loops import loop_over, toy
+from tests.support.slow_link import DelayingRelay
 
 RTT_MS = 12.0
 SOURCE = {"source": "simulated:toy", "adapter": "simulated"}
@@ -32,9 +32,9 @@ def slow_draft(overlap: str = "always", **limits: float) -> Iterator[tuple[Remot
     """A real draft worker, and a target's drafter that reaches it through a delaying relay alone."""
     _, options = OverlapPair(SOURCE, DRAFT).configure(overlap)
     with start_draft_process(options, (), "127.0.0.1") as draft:
-        (address,) = (one for one in draft.endpoint.addresses if one.startswith("tcp:"))
+        (address,) = (one for one in draft.addresses if one.startswith("tcp:"))
         with DelayingRelay(("127.0.0.1", int(address.rpartition(":")[2])), RTT_MS) as relay:
-            slow = msgspec.structs.replace(draft.endpoint, addresses=[f"tcp:127.0.0.1:{relay.address[1]}"])
+            slow = msgspec.structs.replace(draft, addresses=[f"tcp:127.0.0.1:{relay.address[1]}"])
             drafter_limits = {"max_wait_ms": 100.0} | limits
             with remote(slow, **drafter_limits) as (drafter, _):
                 until(lambda: drafter.states()[0].state == "ok")

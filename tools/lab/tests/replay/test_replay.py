@@ -6,10 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_lab.replay.batch_table import BatchTable, table_of
 from outrider_lab.replay.fixed import FixedDepth
-from outrider_lab.replay.fixed_rates import cap, curve
-from outrider_lab.replay.hill_climber import HillClimber
 from outrider_lab.replay.hindsight import hindsight, replay_fixed_depths
 from outrider_lab.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from outrider_lab.replay.run import replay
@@ -114,16 +111,12 @@ def test_never_slower_than_plain_decoding(seed, chance_at, confidence, concurren
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 4, 8, 16, ((0, 1), (1500, 16), (3500, 4))])
-def test_over_a_mix_it_is_near_hindsight_and_ahead_of_the_others(concurrency):
+def test_over_a_mix_it_is_near_hindsight(concurrency):
     requests, costs = mix_requests(7, 48), Costs(FIT)
     tried = replay_fixed_depths(requests, costs, concurrency=concurrency)
     best = hindsight(requests, costs, tried, concurrency=concurrency)
     ours = replay(requests, adaptive(), costs, concurrency=concurrency, most=MOST)
-    climber = replay(requests, HillClimber(4, 8), costs, concurrency=concurrency, most=8)
-    table = replay(requests, BatchTable(table_of(costs, most=8)), costs, concurrency=concurrency, most=8)
     assert ours.tokens_per_s >= 0.95 * best.tokens_per_s
-    assert ours.tokens_per_s > climber.tokens_per_s
-    assert ours.tokens_per_s > table.tokens_per_s
     assert ours.tokens_per_s >= 0.97 * tried[0].tokens_per_s
     assert best.tokens_per_s >= max(found.tokens_per_s for found in tried.values())
 
@@ -238,25 +231,3 @@ def test_a_replay_is_the_same_again_and_makes_every_token(seed, depth, concurren
         assert first.ms == pytest.approx(sum(step.round_ms for step in first.steps))
         assert set(first.request_ms) == {request.key for request in requests}
         assert max(step.sequences for step in first.steps) <= concurrency
-
-
-def test_the_climber_climbs_and_comes_down():
-    requests = [record_request(str(number), 1, good) for number in range(12)]
-    climber = HillClimber(1, 8)
-    replay(requests, climber, Costs(FIT), concurrency=1, most=8)
-    assert climber._depth >= 4
-    climber = HillClimber(8, 8)
-    replay(
-        [record_request(str(number), 1, lambda _: 0.2) for number in range(12)],
-        climber,
-        Costs(FIT),
-        concurrency=1,
-        most=8,
-    )
-    assert climber._depth <= 2
-
-
-def test_the_table_is_deepest_for_small_batches():
-    depths = [depth for _, depth in table_of(Costs(FIT), most=8)]
-    assert depths == sorted(depths, reverse=True)
-    assert depths[0] > depths[-1]

@@ -23,18 +23,20 @@ def test_a_fleet_is_simulated_and_written(outrider, tmp_path):
 
 def test_a_question_is_answered(outrider, tmp_path):
     out = tmp_path / "out.json"
-    code, shown, _ = outrider("simulate", "--question", "standby", "--share", 0.2, "--json", out)
+    code, shown, _ = outrider("simulate", "--question", "mix", "--share", 0.1, "--json", out)
     assert code == 0
-    assert "standby" in shown
-    pauses = {row["standby"]: row["pause_ms"] for row in json.loads(out.read_text())["rows"]}
-    assert pauses["hot"] < 0.2 * pauses["none"]
+    assert "cost of a million tokens" in shown
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["hall"], row["small"]) for row in rows] == [(4, 0), (3, 1), (2, 2), (1, 3), (0, 4)]
+    prices = [row["price_per_hour"] for row in rows]
+    assert prices == sorted(prices, reverse=True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((), "--cluster: a sketch of the fleet is needed"),
-        (("--question", "weather"), "there is edge, shared-draft"),
+        (("--question", "weather"), "there is none of that name; there is mix"),
         (("--search",), "--search: say what is to be met"),
         (("--cluster", SKETCH, "--trace", "poisson:speed=1"), "'speed=1' is none of"),
         (("--cluster", SKETCH, "--trace", "none.jsonl"), "there is no such file"),

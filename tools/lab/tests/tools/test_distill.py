@@ -20,7 +20,10 @@ from adapters.hf_directory import open_weights
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from adapters.names import CONVERTING_ADAPTERS
+from orchestrator.generating.build import StatisticsJob, build_statistics
 from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
+from orchestrator.generating.generate import Settings
+from orchestrator.generating.progress import ConsoleShow
 from orchestrator.generating.prompts import wish
 from tests.support import reference_decoder, tiny_models
 
@@ -51,8 +54,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"store: {{directory: '{here / 'store'}'}}\n"
     )
     for tokens in (600, 2500):
-        options = ["--concurrency", 4, "--max-tokens", 24, "--top", 4, "--config", here / "cluster.yaml"]
-        run("generate", "--data", here / "data", "--tokens", tokens, *options)
+        settings = Settings(tokens, concurrency=4, max_tokens=24, top=4)
+        job = StatisticsJob(settings, here / "cluster.yaml", data=here / "data", output=here / "statistics")
+        build_statistics(job, ConsoleShow())
     return here
 
 
@@ -91,7 +95,7 @@ def test_data_of_another_target_is_not_mixed_in(place: Path) -> None:
 
 
 def test_damaged_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="run `generate` first"):
+    with pytest.raises(DataError, match=r"run `outrider drafts build --data .*` first"):
         Shards(tmp_path).target()
     (tmp_path / "texts-00000.npz").write_bytes(b"PK\x03\x04 no more")
     with pytest.raises(DataError, match=r"texts-00000\.npz: it is damaged"):
@@ -264,21 +268,14 @@ def test_every_adapter_computes_what_was_trained(place: Path, draft: Path, adapt
     model.close()
 
 
-def test_an_evaluation_compares_four_ways_and_finds_the_same_tokens(place: Path, draft: Path) -> None:
-    prompts = place / "prompts.jsonl"
-    lines = [{"category": name, "prompt": f"hello the {name}"} for name in ("one", "two", "two")]
-    prompts.write_text("\n".join(json.dumps(line) for line in lines))
-    options = ["--max-tokens", 24, "--depth", 4, "--adapter", "openvino_rt", "--config", place / "cluster.yaml"]
-    run("evaluate", "--draft", draft, "--prompts", prompts, "--json", place / "result.json", *options)
-    result = json.loads((place / "result.json").read_text())
-    assert result["identical"]
-    assert [(row["category"], row["prompts"]) for row in result["rows"]] == [("one", 1), ("two", 2), ("all", 3)]
-    ways = result["rows"][-1]["ways"]
-    assert list(ways) == ["plain", "suffix", "suffix + draft", "draft"]
-    assert ways["plain"]["mean_acceptance_length"] == 1.0
-    assert ways["plain"]["drafted"] == 0 < ways["draft"]["drafted"]
-    assert all(way["tpot_ms"] > 0 for way in ways.values())
-    assert result["step_ms"] > 0
+def test_the_draft_is_compared_by_the_command_that_compares_drafts(place: Path, draft: Path, outrider) -> None:
+    arguments = ("--model", draft, "--limit", 3, "--max-tokens", 24, "--config", place / "cluster.yaml", "--json")
+    done = outrider("drafts", "recommend", *arguments)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["summary"]["identical"]
+    failures = {row["name"]: row["failed"] for row in result["candidates"]}
+    assert failures == dict.fromkeys(("none", "control", "suffix", "model draft", "chain"), "")
 
 
 def test_an_export_does_not_write_over_a_model(place: Path, draft: Path) -> None:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,20 +21,12 @@ from orchestrator.worker.loading.draft_worker import build_draft_engine
 from outrider_lab.bench.errors import BenchError
 
 
-@dataclass(frozen=True, slots=True)
-class DraftProcess:
-    """A draft worker that runs. `fingerprint`: of its vocabulary."""
-
-    endpoint: LinkEndpoint
-    fingerprint: str
-
-
 @contextmanager
 def start_draft_process(
     options: DraftWorkerOptions, cores: Sequence[int] = (), address: str = ""
-) -> Iterator[DraftProcess]:
-    """Start a draft worker on these cores (none: on all). `address`: other hosts reach it there, over an encrypted link
-    ("": none do). Raises BenchError where it cannot load its model."""
+) -> Iterator[LinkEndpoint]:
+    """Start a draft worker on these cores (none: on all), and yield where it is. `address`: other hosts reach it there,
+    over an encrypted link ("": none do). Raises BenchError where it cannot load its model."""
     options = msgspec.structs.replace(options, across_hosts=bool(address))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -51,7 +42,7 @@ def start_draft_process(
             raise BenchError("the draft worker ended before it was ready") from None
         if isinstance(told, str):
             raise BenchError(f"the draft worker: {told}")
-        yield DraftProcess(*told)
+        yield told
     finally:
         process.kill()
         process.join()
@@ -62,7 +53,7 @@ def _serve(options: dict[str, Any], cores: list[int], address: str, ready: Conne
 
     def tell(event: Event) -> None:
         if isinstance(event, DraftReady):
-            ready.send((event.endpoint, event.vocabulary_fingerprint))
+            ready.send(event.endpoint)
         elif isinstance(event, Failed):
             ready.send(event.message)
 

@@ -4,67 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.plain_table import add_row, wide_console
+from orchestrator.plain_table import print_lines
+from outrider_lab.bench.result import print_formulas, print_rows
 
-_COLUMNS = (
-    "sampling",
-    "same",
-    "acceptance",
-    "length",
-    "plain ms",
-    "spec ms",
-    "speed-up",
-    "control",
-    "drafted",
-    "rounds",
-    "draft ms",
-    "RSS MiB",
-)
+_COLUMNS = {
+    "pair": "{pair}",
+    "sampling": "{sampling}",
+    "same": "{same}",
+    "acceptance": "{acceptance_rate:.2f}",
+    "length": "{mean_acceptance_length:.2f}",
+    "plain ms": "{plain_tpot_ms:.2f}",
+    "spec ms": "{spec_tpot_ms:.2f}",
+    "speed-up": "{tpot_speed_up:.3f}x",
+    "control": "{control_ratio:.3f}x",
+    "drafted": "{drafted}",
+    "rounds": "{draft_rounds}",
+    "draft ms": "{draft_ms:.0f}",
+    "RSS MiB": "{rss_mib:.0f}",
+}
 
 
 def print_pairs(result: dict[str, Any]) -> None:
     """Print a row for each pair and sampling, what failed, the totals and the formulas."""
-    from rich.table import Table
-
-    console = wide_console()
-    table = Table(title=f"drafts -> target, {result['environment']['model']}")
-    table.add_column("pair", min_width=30)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right")
-    for row in result["runs"]:
-        for sampling in ("greedy", "sampled", "rejection"):
-            if row.get(sampling):
-                add_row(table, row["pair"], sampling, *_cells(row, sampling))
-    console.print(table)
-    for row in result["runs"]:
-        if row["failed"]:
-            console.print(f"FAILED {row['pair']}: {row['failed']}", markup=False)
-    for reason in result["skipped"]:
-        console.print(f"left out: {reason}", markup=False)
-    for name, formula in result["formulas"].items():
-        console.print(f"[dim]{name} = {formula}[/dim]", highlight=False)
-    summary = result["summary"]
-    console.print(", ".join(f"{name} {_format_value(value)}" for name, value in summary.items()), highlight=False)
-
-
-def _cells(row: dict[str, Any], sampling: str) -> list[str]:
-    figures = row[sampling]
-    same = "yes" if figures["identical"] else f"NO ({figures['mismatches']})"
-    if sampling == "rejection":
-        same = "-"
-    return [
-        same,
-        f"{figures['acceptance_rate']:.2f}",
-        f"{figures['mean_acceptance_length']:.2f}",
-        f"{figures['plain_tpot_ms']:.2f}",
-        f"{figures['spec_tpot_ms']:.2f}",
-        f"{figures['tpot_speed_up']:.3f}x",
-        f"{figures['control_ratio']:.3f}x",
-        str(figures["drafted"]),
-        str(figures["draft_rounds"]),
-        f"{figures['draft_ms']:.0f}",
-        f"{row['rss_mib']:.0f}",
+    rows = [
+        {**row, **row[sampling], "sampling": sampling, "same": _compare(row[sampling], sampling)}
+        for row in result["runs"]
+        for sampling in ("greedy", "sampled", "rejection")
+        if row.get(sampling)
     ]
+    print_rows(f"drafts -> target, {result['environment']['model']}", _COLUMNS, rows)
+    print_lines(*(f"FAILED {row['pair']}: {row['failed']}" for row in result["runs"] if row["failed"]))
+    print_lines(*(f"left out: {reason}" for reason in result["skipped"]))
+    print_formulas(result["formulas"])
+    print_lines(", ".join(f"{name} {_format_value(value)}" for name, value in result["summary"].items()))
+
+
+def _compare(figures: dict[str, Any], sampling: str) -> str:
+    if sampling == "rejection":
+        return "-"
+    return "yes" if figures["identical"] else f"NO ({figures['mismatches']})"
 
 
 def _format_value(value: float | None) -> str:

@@ -15,7 +15,6 @@ from outrider_lab.chaos.records import is_whole
 from outrider_lab.chaos.report import show_report
 from outrider_lab.chaos.run import Options, make_run
 from outrider_lab.chaos.service import Layout
-from outrider_lab.chaos.timeline import check_library
 
 _WIDTH = 120
 _EPILOGUE = "kinds of faults:\n" + "\n".join(f"  {name:18}{kind.description}" for name, kind in KINDS.items())
@@ -32,7 +31,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the requests and the faults")
     parser.add_argument("--minutes", type=float, default=1.0, help="how long requests and faults come")
     parser.add_argument("--json", type=Path, default=None, help="write the report here, and the daemon's log beside it")
-    parser.add_argument("--plot", type=Path, default=None, help="draw the timeline here, as PNG")
     parser.add_argument("--model", choices=("default", "scripted"), default="scripted", help="what is served")
     parser.add_argument("--faults", default="", help="kinds, separated by commas; all that can be made here without it")
     parser.add_argument("--prompts", type=Path, default=None, help="JSON lines with `turns` or `prompt`")
@@ -61,12 +59,10 @@ def read_options(arguments: argparse.Namespace, parser: argparse.ArgumentParser)
     if not kinds:
         reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
         parser.error(f"--faults: none of them can be made here: {reasons}")
-    for path in (arguments.json, arguments.plot):
-        if path is not None and not path.resolve().parent.is_dir():
-            parser.error(f"{path}: there is no such directory")
+    if arguments.json is not None and not arguments.json.resolve().parent.is_dir():
+        parser.error(f"{arguments.json}: there is no such directory")
     return Options(
-        *(arguments.seed, 60.0 * arguments.minutes, layout, kinds, skipped),
-        *(arguments.prompts, arguments.json, arguments.plot),
+        *(arguments.seed, 60.0 * arguments.minutes, layout, kinds, skipped), arguments.prompts, arguments.json
     )
 
 
@@ -76,8 +72,6 @@ def main() -> int:
     options = read_options(parser.parse_args(), parser)
     console = Console(stderr=True)
     try:
-        if options.plot is not None:
-            check_library()
         report = make_run(options, console)
     except OutriderError as error:
         console.print(f"chaos: {error}", markup=False, highlight=False)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
+from outrider_lab.bench.cluster.hosts import end_session, run_ip, run_on_host, set_address, start_ray
+from outrider_lab.chaos.relay import DEVICE
 from outrider_lab.chaos.relay import TUN as TUN
-from outrider_lab.chaos.relay import enter_host
 from outrider_lab.chaos.service import ChaosError
 
 _START_S = 60.0
 _PORT = 6379
-_DEVICE = "eth0"
 _T = TypeVar("_T")
 
 
@@ -49,8 +45,7 @@ class RayHosts:
 
     def on_near(self, function: Callable[[], _T]) -> _T:
         """Run a function as on the near host, in a thread of its own."""
-        with ThreadPoolExecutor(1, initializer=enter_host, initargs=(self.near,)) as pool:
-            return pool.submit(function).result()
+        return run_on_host(self.near, function)
 
     def relay(self, order: str) -> None:
         """Tell the cable what to do: `cut`, `up` or `delay MILLISECONDS`."""
@@ -77,34 +72,24 @@ class RayHosts:
 
     def kill_head(self) -> None:
         """Kill everything of Ray on the near host."""
-        _end(self.nodes[self.near])
+        end_session(self.nodes[self.near])
 
     def kill_node(self) -> None:
         """Kill everything of Ray on the far host."""
-        _end(self.nodes[self.far])
+        end_session(self.nodes[self.far])
 
     def restart_head(self) -> None:
         """Start a head again. It knows nothing of the far node, which is ended before and started again behind it.
 
         Ray looks for a head among all processes of the machine, and would take the far node for one of the near host.
         """
-        _end(self.nodes[self.far])
+        end_session(self.nodes[self.far])
         self.start_head()
         self.start_node()
 
     def _start(self, host: str, address: str, *arguments: str) -> None:
-        ray = str(Path(sys.executable).parent / "ray")
-        with (self.directory / f"{host}.log").open("ab") as log:
-            self.nodes[host] = subprocess.Popen(
-                [
-                    *("ip", "netns", "exec", host, ray, "start", "--block", f"--node-ip-address={address}"),
-                    *("--num-cpus=8", "--object-store-memory=80000000", f"--temp-dir={self.directory}", *arguments),
-                ],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self.environment},
-                start_new_session=True,
-            )
+        log, environment = self.directory / f"{host}.log", {**os.environ, **self.environment}
+        self.nodes[host] = start_ray(host, address, log, environment, f"--temp-dir={self.directory}", *arguments)
 
     def _refuses(self) -> bool:
         with socket.socket() as probe:
@@ -124,14 +109,10 @@ def two_hosts(environment: dict[str, str]) -> Iterator[RayHosts]:
     )
     try:
         for name in names:
-            _ip("netns", "add", name)
+            run_ip("netns", "add", name)
         hosts.cable = _lay_cable(hosts)
         for name, address in ((hosts.near, hosts.near_ip), (hosts.far, hosts.far_ip)):
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", _DEVICE)
-            _ip("-n", name, "link", "set", _DEVICE, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-            # Ray asks for its address by a way to the internet, and without any it waits for a name server.
-            _ip("-n", name, "route", "add", "default", "dev", _DEVICE)
+            set_address(name, address)
         hosts.start_head()
         hosts.start_node()
         yield hosts
@@ -139,19 +120,19 @@ def two_hosts(environment: dict[str, str]) -> Iterator[RayHosts]:
         raise ChaosError(f"hosts cannot be made here: {error.stderr.decode().strip()}") from error
     finally:
         for process in hosts.nodes.values():
-            _end(process)
+            end_session(process)
         if hosts.cable is not None:
             hosts.cable.kill()
             hosts.cable.wait()
         for name in names:
             with suppress(subprocess.CalledProcessError):
-                _ip("netns", "delete", name)
+                run_ip("netns", "delete", name)
         shutil.rmtree(hosts.directory, ignore_errors=True)
 
 
 def _lay_cable(hosts: RayHosts) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "outrider_lab.chaos.relay", hosts.near, hosts.far, _DEVICE],
+        [sys.executable, "-m", "outrider_lab.chaos.relay", hosts.near, hosts.far, DEVICE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -159,16 +140,3 @@ def _lay_cable(hosts: RayHosts) -> subprocess.Popen[bytes]:
     if not process.stdout.readline():
         raise ChaosError("the relay between the hosts did not start")
     return process
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill `ray start --block` and the services that it started, which are its session."""
-    for each in psutil.pids():
-        with suppress(ProcessLookupError):
-            if os.getsid(each) == process.pid:
-                os.kill(each, signal.SIGKILL)
-    process.wait()
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)

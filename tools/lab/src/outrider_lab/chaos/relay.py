@@ -8,7 +8,6 @@ line: `cut`, `up`, `delay MILLISECONDS`. Ends with its input. The kernel here ha
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import select
@@ -18,18 +17,13 @@ import time
 from collections import deque
 from pathlib import Path
 
+from outrider_lab.bench.cluster.hosts import enter_host
+
 TUN = Path("/dev/net/tun")
-_CLONE_NEWNET = 0x40000000
+DEVICE = "eth0"
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
 _FRAME_BYTES = 65_536
-
-
-def enter_host(namespace: str) -> None:
-    """Let the calling thread be on that host; sockets and processes that it makes are there too. Raises OSError."""
-    with Path("/run/netns", namespace).open() as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns")
 
 
 def open_device(namespace: str, name: str) -> int:

@@ -41,7 +41,6 @@ from outrider_lab.chaos.records import FaultRecord, StreamRecord
 from outrider_lab.chaos.report import read_warnings, stream_row
 from outrider_lab.chaos.schedule import PlannedFault, plan_faults
 from outrider_lab.chaos.service import PACKAGES, ChaosError, Layout, Service, write_configuration
-from outrider_lab.chaos.timeline import draw_timeline
 from outrider_lab.chaos.watch import Watch
 
 CASES = {"scripted": 24, "default": 16}
@@ -66,7 +65,6 @@ class Options:
     skipped: dict[str, str]
     prompts: Path | None = None
     json_out: Path | None = None
-    plot: Path | None = None
 
 
 def make_run(options: Options, console: Console) -> dict[str, Any]:
@@ -79,10 +77,6 @@ def make_run(options: Options, console: Console) -> dict[str, Any]:
         report = asyncio.run(run.make()) if hosts is None else hosts.on_near(lambda: asyncio.run(run.make()))
         if options.json_out is not None:
             shutil.copyfile(run.service.log, options.json_out.with_suffix(".log"))
-    if options.plot is not None:
-        summary = report["summary"]
-        title = f"{summary['faults']} faults, {summary['streams']} streams, {summary['client_errors']} client errors"
-        draw_timeline(options.plot, title, run.faults, run.streams)
     return report
 
 

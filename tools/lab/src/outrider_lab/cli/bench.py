@@ -12,7 +12,6 @@ from outrider_lab.cli.bench_plan import plan
 from outrider_lab.cli.bench_policy import policy
 from outrider_lab.cli.bench_serve import serve
 from outrider_lab.cli.bench_shards import shards
-from outrider_lab.cli.bench_wan import wan
 
 app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, servers, plans, policies.")
 app.command("cluster")(cluster)
@@ -25,4 +24,3 @@ app.command("pairs")(pairs)
 app.command("plan")(plan)
 app.command("policy")(policy)
 app.command("serve")(serve)
-app.command("wan")(wan)

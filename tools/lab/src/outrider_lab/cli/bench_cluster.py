@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.result import check_json_path, describe_machine, print_rows, print_summary, write_json
+
+_COLUMNS = {
+    "hosts": "{names}",
+    "at once": "{concurrency}",
+    "used": "{uses}",
+    "predicted tokens/s": "{predicted_tokens_per_s:.1f}",
+    "measured": "{measured_tokens_per_s:.1f}",
+    "error": "{error:+.1%}",
+    "ready s": "{ready_s:.1f}",
+}
 
 
 def cluster(
@@ -38,12 +46,10 @@ def cluster(
 
     from rich.console import Console
 
-    from adapters.hardware import processor
     from outrider_lab.bench.cluster.hosts import make_hosts
     from outrider_lab.bench.cluster.run import BARS, ClusterBench, ClusterLoad
 
-    if json_out is not None and not json_out.resolve().parent.is_dir():
-        raise BenchError(f"--json {json_out}: there is no such directory")
+    check_json_path(json_out)
     sets = [_read_cores(one) for one in cores or _default_cores()]
     if len(sets) < 2:
         raise BenchError("--cores: a cluster has two hosts at least; give it once for each")
@@ -58,18 +64,13 @@ def cluster(
         bench = ClusterBench(hosts, load, store or Path(scratch), lambda line: console.print(line, highlight=False))
         with console.status("measure"):
             result = bench.run()
-    result["environment"] = {
-        "outrider": version("outrider"),
-        "python": platform.python_version(),
-        "processor": processor().name,
-        "cpus": os.cpu_count(),
-        "cores": [list(one) for one in sets],
-        "model": model,
-    }
+    result["environment"] = {**describe_machine(), "cores": [list(one) for one in sets], "model": model}
     result = {**result, "bars": BARS}
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
-    _print(result)
+    write_json(json_out, result)
+    for row in result["configurations"]:
+        row["names"], row["uses"] = ", ".join(row["hosts"]), ", ".join(row["used"])
+    print_rows("", _COLUMNS, result["configurations"])
+    print_summary(result)
     if failed := [name for name in ("shift", "join") if "failed" in result[name]]:
         raise BenchError(f"not measured: {', '.join(failed)}")
 
@@ -91,28 +92,3 @@ def _read_cores(text: str) -> tuple[int, ...]:
     if missing := set(cores) - os.sched_getaffinity(0):
         raise BenchError(f"--cores {text}: this machine has no core {min(missing)} for it")
     return cores
-
-
-def _print(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    rows = Table("hosts", "at once", "used", "predicted tokens/s", "measured", "error", "ready s")
-    for row in result["configurations"]:
-        rows.add_row(
-            ", ".join(row["hosts"]),
-            str(row["concurrency"]),
-            ", ".join(row["used"]),
-            f"{row['predicted_tokens_per_s']:.1f}",
-            f"{row['measured_tokens_per_s']:.1f}",
-            f"{row['error']:+.1%}",
-            f"{row['ready_s']:.1f}",
-        )
-    console.print(rows)
-    figures = Table("figure", "value", "bar")
-    for name, value in result["summary"].items():
-        bound, kind = result["bars"].get(name, (None, ""))
-        shown = f"{value:.3f}" if isinstance(value, float) else str(value)
-        figures.add_row(name, shown, f"{kind} {bound:g}" if bound is not None else "")
-    console.print(figures)

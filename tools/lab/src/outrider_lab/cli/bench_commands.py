@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from orchestrator.cli.options import ConfigFile
 from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.result import write_json
 
 
 def decode(
@@ -42,8 +42,7 @@ def decode(
     if drafter is not None:
         drafter.close()
     target.model.close()
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    write_json(json_out, result)
     print_decode(result)
     if result["environment"]["exactness"] == "bit" and not result["summary"]["identical"]:
         raise BenchError(f"{result['summary']['mismatches']} of {len(loaded)} outputs differ")
@@ -66,8 +65,7 @@ def pairs(
 
     options = read_pairs_options(config)
     result = measure_pairs(options, only, prompts, limit, max_tokens, depth)
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    write_json(json_out, result)
     print_pairs(result)
     count = result["summary"]["pairs"]
     wrong = count - result["summary"]["identical_pairs"]
@@ -94,8 +92,7 @@ def exactness(
 
     options = read_decode_options(config, "bit", adapter, max(CONCURRENCIES))
     summary = measure_exactness(options, prompts, limit, max_tokens, quality_limit)
-    if json_out is not None:
-        json_out.write_text(json.dumps({"summary": summary}, indent=1), encoding="utf-8")
+    write_json(json_out, {"summary": summary})
     print_exactness(summary)
     if summary["mismatches"]:
         raise BenchError(f"{summary['mismatches']} of {summary['compared']} outputs differ")

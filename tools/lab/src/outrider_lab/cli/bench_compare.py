@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from orchestrator.cli.options import ConfigFile
 from outrider_lab.bench.errors import BenchError
-from outrider_lab.cli.bench_result import check_json_path
+from outrider_lab.bench.result import check_json_path, write_json
 
 
 def compare(
@@ -55,9 +54,7 @@ def compare(
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="The endpoints' key.")] = "",
     config: ConfigFile = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write report.md and report.html with plots into this directory.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write report.md into this directory.")] = None,
 ) -> None:
     """Ask Outrider and other engines the same prompts in turns, each in a process of its own; compare speed, quality,
     determinism and memory."""
@@ -68,9 +65,10 @@ def compare(
 
     check_json_path(json_out)
     if report is not None:
-        from outrider_lab.bench.traffic.plots import open_directory
-
-        open_directory(report, "--report")
+        try:
+            report.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BenchError(f"--report {report}: cannot be made: {error.strerror}") from error
     size = CompareSize(max_tokens, passes, at_once, quality_limit)
     asked = build_asked(
         config,
@@ -88,8 +86,7 @@ def compare(
     texts = read_prompt_texts(prompts, limit, per_category)
     with show_turns() as tell:
         result = compare_engines(asked, texts, size, tell)
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    write_json(json_out, result)
     if report is not None:
         from outrider_lab.bench.compare.report import write_report
 

@@ -9,7 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from outrider_lab.bench.errors import BenchError
-from outrider_lab.cli.bench_result import check_json_path, finish_comparison
+from outrider_lab.bench.result import check_json_path, finish_comparison, print_rows, print_summary
+
+_COLUMNS = {
+    "pair": "{name}",
+    "acceptance": "{acceptance_rate:.2f}",
+    "pass ms": "{pass_ms:.2f}",
+    "plain tokens/s": "{plain_tokens_per_s:.1f}",
+    "sequential": "{sequential_tokens_per_s:.1f}",
+    "overlapped": "{overlapped_tokens_per_s:.1f}",
+    "hidden": "{hidden_share:.0%}",
+    "x plain": "{vs_plain:.2f}",
+    "x sequential": "{vs_sequential:.2f}",
+}
 
 
 def overlap(
@@ -56,48 +68,11 @@ def overlap(
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import wide_console
-
-    console = wide_console()
-    rows = Table(title=f"drafting while the target verifies, on {result['environment']['processor']}")
-    rows.add_column("pair")
-    for name in (
-        "acceptance",
-        "pass ms",
-        "plain tokens/s",
-        "sequential",
-        "overlapped",
-        "hidden",
-        "x plain",
-        "x sequential",
-    ):
-        rows.add_column(name, justify="right")
     for row in result["rows"]:
-        named = (
-            "simulated, agrees {agree:g}, 1/{cost_ratio:g} of the cost"
-            if row["pair"] == "simulated"
-            else "{pair}, {layers} layers"
-        )
-        hidden = row["hidden_share"]
-        rows.add_row(
-            named.format(**row),
-            f"{row['acceptance_rate']:.2f}",
-            f"{row['pass_ms']:.2f}",
-            f"{row['plain_tokens_per_s']:.1f}",
-            f"{row['sequential_tokens_per_s']:.1f}",
-            f"{row['overlapped_tokens_per_s']:.1f}",
-            "-" if hidden is None else f"{hidden:.0%}",
-            f"{row['vs_plain']:.2f}",
-            f"{row['vs_sequential']:.2f}",
-        )
-    console.print(rows)
-    figures = Table("figure", "value", "bar")
-    for name, value in result["summary"].items():
-        bar = result["bars"].get(name)
-        shown = f"{value:.3f}" if isinstance(value, float) else str(value)
-        figures.add_row(name, shown, f"at least {bar:g}" if bar is not None else "")
-    console.print(figures)
-    for name, formula in result["formulas"].items():
-        console.print(f"[dim]{name} = {formula}[/dim]", highlight=False)
+        named = "{pair}, {layers} layers"
+        if row["pair"] == "simulated":
+            named = "simulated, agrees {agree:g}, 1/{cost_ratio:g} of the cost"
+        row["name"] = named.format_map(row)
+    title = f"drafting while the target verifies, on {result['environment']['processor']}"
+    print_rows(title, _COLUMNS, result["rows"])
+    print_summary(result)

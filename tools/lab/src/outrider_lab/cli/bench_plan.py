@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +13,7 @@ from orchestrator.cli.options import ConfigFile
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from orchestrator.worker.measuring.prompts import spread
 from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.result import describe_machine, write_json
 from outrider_lab.bench.selection import select_by_name
 
 if TYPE_CHECKING:  # loaded where something is measured
@@ -64,17 +61,14 @@ def plan(
         "workloads": loads,
         "pace": paces,
         "environment": {
-            "outrider": version("outrider"),
-            "python": platform.python_version(),
-            "cpus": os.cpu_count(),
+            **describe_machine(),
             "target": works[0].job.model.source,
             "requests": requests,
             "output_tokens": output_tokens,
         },
     }
     result = {"summary": summarise_plan_comparison(result, profile_s), "bars": BARS, "formulas": FORMULAS, **result}
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    write_json(json_out, result)
     print_comparison(result)
 
 

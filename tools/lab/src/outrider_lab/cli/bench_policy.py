@@ -1,8 +1,7 @@
-"""`outrider bench policy`: the adaptive depth policy against plain decoding and the policies of others."""
+"""`outrider bench policy`: the adaptive depth policy against plain decoding and fixed depths."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from orchestrator.cli.options import ConfigFile
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS, read_texts
 from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.result import check_json_path, write_json
 
 
 def policy(
@@ -33,16 +33,16 @@ def policy(
     record: Annotated[Path | None, typer.Option(help="Write what replays are played from here.")] = None,
     replay: Annotated[Path | None, typer.Option(help="Replay such a file alone; nothing is run.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this directory.")] = None,
 ) -> None:
     """Run the adaptive policy beside plain decoding, then replay all policies on what was recorded."""
-    from outrider_lab.bench.policy.asked import check_outputs, plan_of, read_policy_options
+    from outrider_lab.bench.policy.asked import plan_of, read_policy_options
     from outrider_lab.bench.policy.real import measure_real
     from outrider_lab.bench.policy.report import build_report
     from outrider_lab.bench.policy.table import print_policies
     from outrider_lab.simulation.recording import load_recording, save_recording
 
-    check_outputs(json_out, record, plots)
+    check_json_path(json_out)
+    check_json_path(record, "--record")
     real = None
     if replay is not None:
         if any((prompts, category, concurrency, sample, config, record)):
@@ -55,9 +55,8 @@ def policy(
         recording = real.recording
         if record is not None:
             save_recording(recording, record)
-    result = build_report(recording, real, plots)
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    result = build_report(recording, real)
+    write_json(json_out, result)
     print_policies(result)
     if result["mismatches"] and result["environment"]["exactness"] == "bit":
         raise BenchError(f"{len(result['mismatches'])} outputs differ; the first: {result['mismatches'][0]}")

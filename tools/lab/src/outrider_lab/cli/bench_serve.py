@@ -15,6 +15,7 @@ import typer
 
 from orchestrator.worker.measuring.prompts import read_texts, spread
 from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.result import check_json_path, write_json
 
 if TYPE_CHECKING:  # httpx and numpy are loaded only where something is measured
     from outrider_lab.bench.traffic.client import Endpoint
@@ -125,8 +126,7 @@ def write_trace(run: TrafficRun, path: Path) -> None:
 
 def _check_outputs(json_out: Path | None, plots: Path | None, record_trace: Path | None = None) -> None:
     """What cannot be written is said before the measurement, not after it."""
-    if json_out is not None and not json_out.absolute().parent.is_dir():
-        raise BenchError(f"--json {json_out}: there is no such directory")
+    check_json_path(json_out)
     if record_trace is not None and (record_trace.suffix != ".jsonl" or not record_trace.absolute().parent.is_dir()):
         raise BenchError(f"--record-trace {record_trace}: name a .jsonl file in a directory that is there")
     if plots is not None:
@@ -245,8 +245,7 @@ def _report(
     """Write and print everything; exits 130 after an interruption, 1 where every request failed."""
     from outrider_lab.bench.traffic.table import print_serve
 
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    write_json(json_out, result)
     if plots is not None:
         from outrider_lab.bench.traffic.plots import draw_traffic_plots
 

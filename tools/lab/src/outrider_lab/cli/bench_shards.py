@@ -9,7 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from outrider_lab.bench.errors import BenchError
-from outrider_lab.cli.bench_result import check_json_path, finish_comparison
+from outrider_lab.bench.result import check_json_path, finish_comparison, print_rows, print_summary
+
+_COLUMNS = {
+    "target": "{target}",
+    "stages busy": "{stages_busy:.0%}",
+    "of the ideal": "{pipeline_use:.0%}",
+    "4 streams / whole": "{streams_vs_whole:.2f}",
+    "1 drafted stream / whole": "{speculative_vs_unsharded:.2f}",
+    "memory, planned": "{planned}",
+    "at its peak": "{peak}",
+    "same class": "{class}",
+    "identical": "{same}",
+}
 
 
 def shards(
@@ -58,41 +70,18 @@ def shards(
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import wide_console
-
-    console = wide_console()
-    rows = Table(title=f"targets in layer shards, on {result['environment']['processor']}")
-    rows.add_column("target")
-    for name in (
-        "stages busy",
-        "of the ideal",
-        "4 streams / whole",
-        "1 drafted stream / whole",
-        "memory, planned",
-        "at its peak",
-        "same class",
-        "identical",
-    ):
-        rows.add_column(name, justify="right")
-    for row in result["rows"]:
-        rows.add_row(
-            row["target"],
-            f"{row['stages_busy']:.0%}",
-            f"{row['pipeline_use']:.0%}",
-            f"{row['streams_vs_whole']:.2f}",
-            f"{row['speculative_vs_unsharded']:.2f}",
-            _list_mib(row["memory_planned"]),
-            _list_mib(row["memory_peak"]),
-            "yes" if row["same_class"] else "no",
-            "yes" if row["identical"] else "NO",
-        )
-    console.print(rows)
-    for name, value in result["summary"].items():
-        bar = result["bars"].get(name)
-        text = f"{value:.3f}" if isinstance(value, float) else str(value)
-        console.print(f"{name}: {text}" + (f" (bar {bar:g})" if bar is not None else ""))
+    rows = [
+        row
+        | {
+            "planned": _list_mib(row["memory_planned"]),
+            "peak": _list_mib(row["memory_peak"]),
+            "class": "yes" if row["same_class"] else "no",
+            "same": "yes" if row["identical"] else "NO",
+        }
+        for row in result["rows"]
+    ]
+    print_rows(f"targets in layer shards, on {result['environment']['processor']}", _COLUMNS, rows)
+    print_summary(result, "bar")
 
 
 def _list_mib(sizes: list[int]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider_lab.cli.bench_result import check_json_path, describe_machine
+from outrider_lab.bench.result import check_json_path, describe_machine, write_json
 
 if TYPE_CHECKING:  # the simulator is loaded where something is simulated
     from outrider_lab.simulation.fleet import Fleet
+    from outrider_lab.simulation.questions.answer import Answer
 
 
 def simulate(
@@ -51,10 +51,9 @@ def simulate(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Nothing is drafted.")] = False,
     question: Annotated[
-        str, typer.Option(help="Answer one of: edge, shared-draft, standby, mix, load (docs/simulation.md#questions).")
+        str, typer.Option(help="Answer a question: there is `mix` (docs/simulation.md#the-mix-of-devices).")
     ] = "",
     share: Annotated[float, typer.Option(min=0.01, max=1.0, help="Of a question's requests; fewer are faster.")] = 1.0,
-    plots: Annotated[Path | None, typer.Option(help="Write PNG plots of a question into this directory.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Find the cheapest fleet that meets --slo.")] = False,
     attainment: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="--search: the share of requests that are to meet it.")
@@ -77,7 +76,7 @@ def simulate(
 
     check_json_path(json_out)
     if question:
-        answer_question(question, cluster, config, profiles, acceptance or [], max_running, share, json_out, plots)
+        answer_question(question, cluster, config, profiles, acceptance or [], max_running, share, json_out)
         return
     if search:
         search_fleet(
@@ -111,8 +110,7 @@ def simulate(
     with show_progress() as told:
         result = run_simulation(scenario, told)
     result["environment"] = {**describe_machine(), "trace": trace, "cluster": str(cluster or config or "")}
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    write_json(json_out, result)
     print_simulation(result)
 
 
@@ -125,29 +123,22 @@ def answer_question(
     max_running: int,
     share: float,
     json_out: Path | None,
-    plots: Path | None,
 ) -> None:
     """Answer a question about a sketch, or about the built-in one. Raises OutriderError."""
     from device_profiles.store import ProfileStore
-    from outrider_lab.cli.simulate_table import print_answer
     from outrider_lab.simulation.questions.asked import Asked, read_built_in
-    from outrider_lab.simulation.questions.plots import draw_plots, open_directory
-    from outrider_lab.simulation.questions.table import answer_question as answer
+    from outrider_lab.simulation.questions.mix import answer_mix
+    from outrider_lab.simulation.run import SimulationError
     from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits
 
-    if plots is not None:
-        open_directory(plots)
+    if name != "mix":
+        raise SimulationError(f"--question {name}: there is none of that name; there is mix")
     sketch, request = read_built_in() if cluster is None else read_sketch(cluster, config)
     store = ProfileStore(profiles) if profiles is not None else None
     book = AcceptanceBook(read_acceptance(acceptance))
     with show_doing() as told:
-        found = answer(name, Asked(sketch, request, book, SimulatedLimits(max_running), store, share, told))
-    told_of = {**describe_machine(), "cluster": str(cluster or "built in")}
-    if json_out is not None:
-        json_out.write_text(json.dumps({**found.build_json(), "environment": told_of}, indent=1), encoding="utf-8")
-    if plots is not None:
-        draw_plots(plots, found.plots)
-    print_answer(found)
+        answer = answer_mix(Asked(sketch, request, book, SimulatedLimits(max_running), store, share, told))
+    finish_answer(answer, json_out, cluster=str(cluster or "built in"))
 
 
 def search_fleet(
@@ -167,7 +158,6 @@ def search_fleet(
     """Find the cheapest fleet of a sketch's hosts that meets objectives for a trace. Raises OutriderError."""
     from device_profiles.store import ProfileStore
     from outrider_lab.bench.traffic.slo import parse_slo
-    from outrider_lab.cli.simulate_table import print_answer
     from outrider_lab.simulation.questions.asked import read_built_in
     from outrider_lab.simulation.questions.least_fleet import Wanted, find_least_fleet
     from outrider_lab.simulation.run import SimulationError
@@ -191,11 +181,16 @@ def search_fleet(
         speculates,
     )
     with show_doing() as told:
-        found = find_least_fleet(wanted, told)
-    if json_out is not None:
-        told_of = {**describe_machine(), "trace": trace, "cluster": str(cluster or "built in")}
-        json_out.write_text(json.dumps({**found.build_json(), "environment": told_of}, indent=1), encoding="utf-8")
-    print_answer(found)
+        answer = find_least_fleet(wanted, told)
+    finish_answer(answer, json_out, trace=trace, cluster=str(cluster or "built in"))
+
+
+def finish_answer(answer: Answer, json_out: Path | None, **about: str) -> None:
+    """Write and print what came of a question. `about`: what it was about, for the file's environment."""
+    from outrider_lab.cli.simulate_table import print_answer
+
+    write_json(json_out, {**answer.build_json(), "environment": {**describe_machine(), **about}})
+    print_answer(answer)
 
 
 def build_limits(max_running: int, max_waiting: int) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from orchestrator.plain_table import add_row, wide_console
+from orchestrator.plain_table import add_row, print_lines, wide_console
 
 if TYPE_CHECKING:
     from outrider_lab.simulation.questions.answer import Answer
@@ -61,28 +61,15 @@ def print_answer(answer: Answer) -> None:
         cells = [form.format(row[key]) if row.get(key) is not None else "-" for key, form in answer.columns.items()]
         add_row(table, *cells)
     console.print(table)
-    for line in answer.assumed:
-        console.print(line, highlight=False, markup=False)
+    print_lines(*answer.assumed)
 
 
 _WORDS = {
-    "sequences": "at a time",
-    "rtt_ms": "round trip, ms",
     "output_tok_s": "tokens/s",
-    "each_tok_s": "tokens/s of each",
     "tpot_ms": "TPOT p50, ms",
     "ttft_ms": "TTFT p95, ms",
-    "gain": "over no draft",
-    "drafted_a_round": "drafted a round",
-    "pass_ms": "a draft pass, ms",
-    "load_s": "load, s",
     "draft_models": "draft models",
-    "pause_ms": "pause, ms",
-    "pause_p99_ms": "pause p99, ms",
-    "held_devices": "devices held",
     "rate": "requests/s",
-    "load": "of its most",
-    "goodput_per_s": "goodput/s",
     "attainment": "meet the objectives",
     "price_per_hour": "price an hour",
     "cost_per_million_tokens": "cost of a million tokens",

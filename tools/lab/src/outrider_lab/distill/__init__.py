@@ -2,5 +2,5 @@
 
 - `prompts`: the questions to the target, composed here or written by the target itself.
 - `shards`: the data on disk: token ids and the target's likeliest tokens at each position.
-- `generate`: the target answers, many requests at a time; stops and goes on at any point.
+- `orchestrator.generating`: the target answers, many requests at a time; stops and goes on at any point.
 """

@@ -9,20 +9,16 @@ from rich.console import Console
 
 from adapters.contract import AdapterError
 from orchestrator.errors import OutriderError
-from outrider_lab.distill.cli_evaluate import evaluate
 from outrider_lab.distill.cli_export import export
-from outrider_lab.distill.cli_generate import generate
 from outrider_lab.distill.cli_train import train
 
 app = typer.Typer(
-    help="Train a small draft model for a target, on what the target itself says. In order: generate.",
+    help="Train a small draft model for a target, on what the target itself says (`outrider drafts build --data`).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(generate)
 app.command()(train)
-app.command()(evaluate)
 app.command()(export)
 
 

@@ -13,7 +13,7 @@ from outrider_lab.distill.cli_train import require_torch
 
 
 def export(
-    data: Annotated[Path, typer.Option(help="Directory that `generate` wrote.")],
+    data: Annotated[Path, typer.Option(help="Directory that `outrider drafts build --data` wrote.")],
     checkpoint: Annotated[Path, typer.Option(help="Directory that `train` wrote.")],
     out: Annotated[Path, typer.Option(help="The draft's directory; an older export in it is replaced.")],
 ) -> None:

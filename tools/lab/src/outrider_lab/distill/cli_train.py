@@ -28,7 +28,7 @@ ALL = "all"
 
 
 def train(
-    data: Annotated[Path, typer.Option(help="Directory that `generate` wrote.")],
+    data: Annotated[Path, typer.Option(help="Directory that `outrider drafts build --data` wrote.")],
     out: Annotated[Path, typer.Option(help="Directory of the checkpoint; training goes on from what is there.")],
     steps: Annotated[int, typer.Option(min=1, help="Steps over all runs; fixed by the first one.")] = 600,
     minutes: Annotated[float, typer.Option(min=0.0, help="Stop after this long; 0: not before the last step.")] = 0,
@@ -64,7 +64,7 @@ def train(
     facts = shards.target()
     training, kept = split_held_out(shards.texts())
     if not training or not kept:
-        raise DataError(f"{data}: there is too little data to train on and to keep some; run `generate` for longer")
+        raise DataError(f"{data}: too little data to train on and to keep some; let `outrider drafts build` write more")
     if (out / CHECKPOINT).exists():
         state = State.load(out)
         console.print(f"going on from step {state.step} of {state.plan.steps}; shape and plan are those it began with")

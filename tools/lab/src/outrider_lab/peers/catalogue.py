@@ -32,5 +32,4 @@ PEERS = (
         ("speculative",),
         serves=True,
     ),
-    Peer("transformers", "outrider_lab.peers.hf_transformers:load", ("plain", "lookup")),
 )

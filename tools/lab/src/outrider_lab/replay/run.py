@@ -15,9 +15,8 @@ from policies.speculation.policy import DepthPolicy, RoundOutcome
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One round of a replay, for plots. `begin_ms` from the start."""
+    """One round of a replay."""
 
-    begin_ms: float
     round_ms: float
     sequences: int
     tokens: int
@@ -124,6 +123,6 @@ def _round(running: Sequence[_Running], policy: DepthPolicy, costs: Costs, most:
         course.append(RequestRound(one.done, right + 1, depth, right))
         one.done += right + 1
     round_ms = times.forward_ms + times.draft_ms
-    outcome.steps.append(Step(outcome.ms, round_ms, len(running), tokens, sum(depths), sum(accepted)))
+    outcome.steps.append(Step(round_ms, len(running), tokens, sum(depths), sum(accepted)))
     outcome.tokens += tokens
     outcome.ms += round_ms

@@ -64,8 +64,7 @@ class BenchHosts:
     def run_on(self, number: int, function: Callable[[], _T]) -> _T:
         """Run a function as on a host, in a thread of its own; what it starts is on that host, too."""
         host = self.hosts[number]
-        with ThreadPoolExecutor(1, initializer=_enter, initargs=(host,)) as pool:
-            return pool.submit(function).result()
+        return run_on_host(host.name, function, host.cores)
 
     def join(self, number: int) -> None:
         """Start a host's Ray node, and wait until it runs. Raises HostsError."""
@@ -77,19 +76,8 @@ class BenchHosts:
         else:
             arguments = (f"--address={self.address}",)
         log = self.directory / f"{host.name}.log"
-        with log.open("wb") as output:
-            host.node = subprocess.Popen(
-                [
-                    *("ip", "netns", "exec", host.name, sys.executable, "-c", _PINNED, ",".join(map(str, host.cores))),
-                    *(str(Path(sys.executable).parent / "ray"), "start", "--block"),
-                    *(f"--node-ip-address={host.address}", "--num-cpus=16", "--object-store-memory=80000000"),
-                    *arguments,
-                ],
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **self.token},
-                start_new_session=True,
-            )
+        log.unlink(missing_ok=True)  # of an earlier node
+        host.node = start_ray(host.name, host.address, log, {**os.environ, **self.token}, *arguments, cores=host.cores)
         deadline_s = time.monotonic() + _START_S
         while "Ray runtime started" not in log.read_text(encoding="utf-8", errors="replace"):
             if host.node.poll() is not None or time.monotonic() > deadline_s:
@@ -101,13 +89,8 @@ class BenchHosts:
         """Kill everything of Ray on a host, at once."""
         host = self.hosts[number]
         node, host.node = host.node, None
-        if node is None:
-            return
-        for each in psutil.pids():
-            with suppress(ProcessLookupError):
-                if os.getsid(each) == node.pid:
-                    os.kill(each, signal.SIGKILL)
-        node.wait()
+        if node is not None:
+            end_session(node)
 
     def close(self) -> None:
         """End Ray on all hosts, the head last."""
@@ -130,19 +113,15 @@ def make_hosts(cores: Sequence[Sequence[int]]) -> Iterator[BenchHosts]:
     directory = Path(tempfile.mkdtemp(prefix="ob"))
     made = BenchHosts(hosts, directory, token)
     try:
-        _ip("netns", "add", switch)
-        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
-        _ip("-n", switch, "link", "set", "switch", "up")
+        run_ip("netns", "add", switch)
+        run_ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        run_ip("-n", switch, "link", "set", "switch", "up")
         for number, host in enumerate(hosts):
-            _ip("netns", "add", host.name)
+            run_ip("netns", "add", host.name)
             port = f"port{number}"
-            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.name)
-            _ip("-n", switch, "link", "set", port, "master", "switch", "up")
-            _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
-            _ip("-n", host.name, "link", "set", "eth0", "up")
-            _ip("-n", host.name, "link", "set", "lo", "up")
-            # Ray asks for its address by a way to the internet, and without any it waits for a name server.
-            _ip("-n", host.name, "route", "add", "default", "dev", "eth0")
+            run_ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+            run_ip("-n", switch, "link", "set", port, "master", "switch", "up")
+            set_address(host.name, host.address)
         yield made
     except subprocess.CalledProcessError as error:
         raise HostsError(f"network namespaces cannot be made here: {error.stderr.decode().strip()}") from error
@@ -150,18 +129,66 @@ def make_hosts(cores: Sequence[Sequence[int]]) -> Iterator[BenchHosts]:
         made.close()
         for name in (*(host.name for host in hosts), switch):
             with suppress(subprocess.CalledProcessError):
-                _ip("netns", "delete", name)
+                run_ip("netns", "delete", name)
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _enter(host: BenchHost) -> None:
-    """Let the calling thread be on a host."""
-    with Path("/run/netns", host.name).open() as file:
+def run_on_host(name: str, function: Callable[[], _T], cores: Sequence[int] = ()) -> _T:
+    """Run a function as on a host, in a thread of its own; what it starts is there, and on these cores, too."""
+
+    def enter() -> None:
+        enter_host(name)
+        if cores:
+            os.sched_setaffinity(0, cores)
+
+    with ThreadPoolExecutor(1, initializer=enter) as pool:
+        return pool.submit(function).result()
+
+
+def enter_host(name: str) -> None:
+    """Let the calling thread be on a host; sockets and processes that it makes are there too. Raises OSError."""
+    with Path("/run/netns", name).open() as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
-    if host.cores:
-        os.sched_setaffinity(0, host.cores)  # of this thread, and of what it starts
 
 
-def _ip(*arguments: str) -> None:
+def set_address(name: str, address: str) -> None:
+    """Give a host whose cable is there its address. Raises CalledProcessError."""
+    run_ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+    run_ip("-n", name, "link", "set", "eth0", "up")
+    run_ip("-n", name, "link", "set", "lo", "up")
+    # Ray asks for its address by a way to the internet, and without any it waits for a name server.
+    run_ip("-n", name, "route", "add", "default", "dev", "eth0")
+
+
+def start_ray(
+    name: str, address: str, log: Path, environment: dict[str, str], *arguments: str, cores: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start Ray's node of a host on these cores (none: on all). Returns at once; `log` is continued."""
+    pinned = (sys.executable, "-c", _PINNED, ",".join(map(str, cores)))
+    ray = (str(Path(sys.executable).parent / "ray"), "start", "--block", f"--node-ip-address={address}")
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [
+                *("ip", "netns", "exec", name, *pinned, *ray),
+                *("--num-cpus=16", "--object-store-memory=80000000", *arguments),
+            ],
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill `ray start --block` and the services that it started, which are its session."""
+    for each in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getsid(each) == process.pid:
+                os.kill(each, signal.SIGKILL)
+    process.wait()
+
+
+def run_ip(*arguments: str) -> None:
+    """Run iproute2. Raises CalledProcessError."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True)

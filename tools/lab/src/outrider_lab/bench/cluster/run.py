@@ -65,11 +65,6 @@ class ClusterBench:
             "shift": shift,
         }
 
-    def measure_sets(self) -> list[dict[str, Any]]:
-        """Return a row for every set of hosts at every load. Raises BenchError."""
-        with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-            return self._measure_sets(Path(scratch))
-
     def _measure_sets(self, scratch: Path) -> list[dict[str, Any]]:
         return [
             self._measure(scratch, chosen, concurrency)

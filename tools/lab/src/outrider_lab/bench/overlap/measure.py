@@ -83,7 +83,7 @@ def measure_pair(
         endpoints: dict[str, LinkEndpoint] = {}
         for name, overlap in OVERLAP.items():
             _, worker = pair.configure(overlap)
-            endpoints[name] = stack.enter_context(start_draft_process(worker, pair.draft_cores)).endpoint
+            endpoints[name] = stack.enter_context(start_draft_process(worker, pair.draft_cores))
         row = _ask_process(pair, endpoints, texts, max_tokens)
     if all_cores and pair.target_cores and pair.draft_cores:
         every = tuple(sorted({*pair.target_cores, *pair.draft_cores}))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
-
 from orchestrator.plain_table import wide_console
+from outrider_lab.bench.result import print_formulas, print_rows
 
 _SHARES = (
     "median_error",
@@ -26,36 +25,25 @@ _COMPONENTS = (
 
 def print_comparison(result: dict[str, Any]) -> None:
     """Print each configuration, each load's choice, and the summary with bars and formulas."""
+    columns = {
+        "runtime": "{runtime}",
+        "depth": "{depth}",
+        "at once": "{concurrency}",
+        "prompt": "{prompt}",
+        "as profiled": "{predicted_as_profiled_tokens_per_s:.1f}",
+        "predicted": "{predicted_tokens_per_s:.1f}",
+        "measured": "{measured_tokens_per_s:.1f}",
+        "error": "{error:+.1%}",
+        **{title: f"{{{name}}}" for name, title in _COMPONENTS},
+    }
+    if any(row["price_per_hour"] for row in result["configurations"]):
+        columns["cost of a million"] = "{costs}"
+    rows = (
+        {**row, "costs": _costs_of(row), **{name: _pair(row["components"][name]) for name, _ in _COMPONENTS}}
+        for row in result["configurations"]
+    )
+    print_rows("predicted and measured tokens/s", columns, rows)
     console = wide_console()
-    table = Table(title="predicted and measured tokens/s")
-    for name in ("runtime", "depth"):
-        table.add_column(name)
-    priced = any(row["price_per_hour"] for row in result["configurations"])
-    for name in (
-        "at once",
-        "prompt",
-        "as profiled",
-        "predicted",
-        "measured",
-        "error",
-        *(title for _, title in _COMPONENTS),
-        *(["cost of a million"] if priced else []),
-    ):
-        table.add_column(name, justify="right")
-    for row in result["configurations"]:
-        table.add_row(
-            row["runtime"],
-            row["depth"],
-            str(row["concurrency"]),
-            row["prompt"],
-            f"{row['predicted_as_profiled_tokens_per_s']:.1f}",
-            f"{row['predicted_tokens_per_s']:.1f}",
-            f"{row['measured_tokens_per_s']:.1f}",
-            f"{row['error']:+.1%}",
-            *(_pair(row["components"][name]) for name, _ in _COMPONENTS),
-            *([_costs_of(row)] if priced else []),
-        )
-    console.print(table)
     for row in result["workloads"]:
         share = "not run" if row["chosen_vs_best"] is None else f"{row['chosen_vs_best']:.1%} of the best"
         console.print(f"{row['load']}: the plan takes {row['chosen']}: {share} ({row['best']})", highlight=False)
@@ -64,8 +52,7 @@ def print_comparison(result: dict[str, Any]) -> None:
         console.print(f"{name}: {_format_value(name, value)}{bar}", highlight=False)
     for runtime, pace in result["pace"].items():
         console.print(f"pace of {runtime}: {pace:.3f}", highlight=False)
-    for name, formula in result["formulas"].items():
-        console.print(f"[dim]{name} = {formula}[/dim]", highlight=False)
+    print_formulas(result["formulas"])
 
 
 def _costs_of(row: dict[str, Any]) -> str:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from device_profiles.cost import StepCost
-from outrider_lab.replay.batch_table import BatchTable, table_of
 from outrider_lab.replay.fixed import FixedDepth
-from outrider_lab.replay.hill_climber import HillClimber
-from outrider_lab.replay.recorded import Costs
 from policies.speculation import DraftSummary, Rest, RoundContext
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import CostModel, start_cost_model
 from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
 
-PLAIN, CONTROL, ADAPTIVE, CLIMBER, TABLE = "plain", "control", "adaptive", "hill-climber", "batch-table"
+PLAIN, CONTROL, ADAPTIVE = "plain", "control", "adaptive"
 FIXED_DEPTHS = tuple(range(1, 9))
-MOST_FIXED = max(FIXED_DEPTHS)
-_FIRST_DEPTH = 4  # where the hill-climber begins
+_T = TypeVar("_T")
 
 
 def name_fixed_depth(depth: int) -> str:
@@ -30,15 +27,11 @@ def name_fixed_depth(depth: int) -> str:
 FIXED = tuple(name_fixed_depth(depth) for depth in FIXED_DEPTHS)
 
 
-def policy_of(arm: str, costs: Costs, known: StepCost) -> DepthPolicy:
-    """Return a new policy of that name. Adaptive begins with the costs that are `known` as a worker starts, only the
-    table is made of the true ones. Raises KeyError for a name that is none."""
+def policy_of(arm: str, known: StepCost) -> DepthPolicy:
+    """Return a new policy of that name. Adaptive begins with the costs that are `known` as a worker starts. Raises
+    KeyError for a name that is none."""
     if arm == ADAPTIVE:
         return Adaptive(start_cost_model(known))
-    if arm == CLIMBER:
-        return HillClimber(_FIRST_DEPTH, MOST_FIXED)
-    if arm == TABLE:
-        return BatchTable(table_of(costs, most=MOST_FIXED))
     depths = dict(zip((PLAIN, *FIXED), (0, *FIXED_DEPTHS), strict=True))
     return FixedDepth(depths[arm])
 
@@ -79,33 +72,26 @@ class Timed:
 
     def decide_draft_limits(self, now: RoundContext) -> DraftLimits:
         """See the port."""
-        began_s = time.thread_time()
-        found = self.policy.decide_draft_limits(now)
-        self.spent_s += time.thread_time() - began_s
-        return found
+        return self._take_time(self.policy.decide_draft_limits, now)
 
     def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
         """See the port."""
-        began_s = time.thread_time()
-        found = self.policy.decide_depths(now, proposals)
-        self.spent_s += time.thread_time() - began_s
-        return found
+        return self._take_time(self.policy.decide_depths, now, proposals)
 
     def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
         """See the port."""
-        began_s = time.thread_time()
-        self.policy.observe_round(now, done)
-        self.spent_s += time.thread_time() - began_s
+        self._take_time(self.policy.observe_round, now, done)
 
     def decide_pause(self) -> int:
         """See the port."""
-        began_s = time.thread_time()
-        found = self.policy.decide_pause()
-        self.spent_s += time.thread_time() - began_s
-        return found
+        return self._take_time(self.policy.decide_pause)
 
     def observe_pause(self, rounds: int, rows: int) -> None:
         """See the port."""
+        self._take_time(self.policy.observe_pause, rounds, rows)
+
+    def _take_time(self, method: Callable[..., _T], *arguments: Any) -> _T:
         began_s = time.thread_time()
-        self.policy.observe_pause(rounds, rows)
+        result = method(*arguments)
         self.spent_s += time.thread_time() - began_s
+        return result

@@ -46,14 +46,3 @@ def read_policy_options(config: Path | None, most_running: int) -> EngineOptions
     path = config or default_config_path()
     options = with_suffix_alone(engine_options(leave_out_canary(load_config(path)), path.resolve().parent))
     return msgspec.structs.replace(options, max_running=max(most_running, options.max_running))
-
-
-def check_outputs(json_out: Path | None, record: Path | None, plots: Path | None) -> None:
-    """What cannot be written is said before the measurement, not after it. Raises BenchError."""
-    for option, path in (("--json", json_out), ("--record", record)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise BenchError(f"{option} {path}: there is no such directory")
-    if plots is not None:
-        from outrider_lab.bench.traffic.plots import open_directory
-
-        open_directory(plots)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from statistics import mean
 from typing import Any
 
-from outrider_lab.bench.policy.arms import ADAPTIVE, CLIMBER, CONTROL, PLAIN, TABLE
+from outrider_lab.bench.policy.arms import ADAPTIVE, CONTROL, PLAIN
 from outrider_lab.bench.policy.replays import HINDSIGHT, STEPS, steady_rate
 from outrider_lab.bench.policy.requests import MIX
-from outrider_lab.bench.policy.session import KERNEL, Cell, ComparisonResult, PolicyVariant, adaptive_cells
+from outrider_lab.bench.policy.session import Cell, ComparisonResult, PolicyVariant, adaptive_cells
 from outrider_lab.replay.run import Replay
 
 Mixes = Mapping[tuple[int | str, str], Mapping[str, Replay]]
@@ -21,9 +21,6 @@ FORMULAS = {
     "ratio counts; of a replay alone, the replayed one",
     "vs_hindsight": "replayed: time for a token with the best fixed depth of each request / adaptive's, over the whole "
     "mix: all categories, concurrencies and kinds of drafters",
-    "vs_hill_climber": "replayed: the hill-climber's time for a token / adaptive's over all categories and kinds of "
-    "drafters, at the concurrency (or under the load that steps) where it is least",
-    "vs_batch_table": "the same for the table of depths by batch size, made of the true costs at acceptance 0.7",
     "policy_us_per_round": "mean processor time of asked + decided + observed over the rounds of the real loop, at the "
     "most sequences; 0 in rounds that the policy does without",
     "identical": "all outputs of all variants are plain decoding's, token for token, greedy and seeded",
@@ -31,8 +28,6 @@ FORMULAS = {
 BARS = {
     "worst_vs_plain": ">= 0.97",
     "vs_hindsight": ">= 0.95",
-    "vs_hill_climber": "> 1",
-    "vs_batch_table": "> 1",
     "policy_us_per_round": "< 50 at 16",
     "identical": "yes",
 }
@@ -80,28 +75,12 @@ def sample_rows(found: ComparisonResult) -> list[dict[str, Any]]:
             **_pair_values(found, cell, arm),
         }
         for cell, arm in sorted(found.pairs, key=_by_load)
-        if cell.category == MIX and arm.policy != KERNEL
+        if cell.category == MIX
     ]
 
 
 def _by_load(place: tuple[Cell, PolicyVariant]) -> tuple[bool, int]:
     return place[0].steps, place[0].concurrency
-
-
-def exactness_rows(found: ComparisonResult) -> list[dict[str, Any]]:
-    """Return what plain decoding costs in either exactness class."""
-    firsts = [
-        (cell, found.pairs[cell, arm][0]) for cell, arm in sorted(found.pairs, key=_by_load) if arm.policy == KERNEL
-    ]
-    return [
-        {
-            "concurrency": cell.concurrency,
-            "bit_tokens_per_s": pair.plain.tokens_per_s,
-            "kernel_tokens_per_s": pair.own.tokens_per_s,
-            "bit_over_kernel": 1.0 / pair.ratio,
-        }
-        for cell, pair in firsts
-    ]
 
 
 def mix_rows(mixes: Mixes) -> list[dict[str, Any]]:
@@ -135,8 +114,6 @@ def load_rows(mixes: Mixes) -> list[dict[str, Any]]:
             "concurrency": load,
             "vs_plain": against(mixes, PLAIN, load),
             "vs_hindsight": against(mixes, HINDSIGHT, load),
-            "vs_hill_climber": against(mixes, CLIMBER, load),
-            "vs_batch_table": against(mixes, TABLE, load),
         }
         for load in dict.fromkeys(load for load, _ in mixes)
     ]
@@ -159,12 +136,9 @@ def summary_of(
     found: ComparisonResult | None,
 ) -> dict[str, Any]:
     """Return the summary; what was not measured is None."""
-    loads = load_rows(mixes)
     return {
         "worst_vs_plain": min([row["ratio"] for row in cells], default=min(replayed.values())),
         "vs_hindsight": against(mixes, HINDSIGHT),
-        "vs_hill_climber": min(row["vs_hill_climber"] for row in loads),
-        "vs_batch_table": min(row["vs_batch_table"] for row in loads),
         "policy_us_per_round": policy_us(found)[0] if found is not None else None,
         "identical": not found.mismatches if found is not None else None,
     }

@@ -42,17 +42,15 @@ def measure_real(options: EngineOptions, texts: Sequence[PromptText], plan: Visi
     with ExitStack() as stack:
         bar = stack.enter_context(_progress())
         told = _show_stages(bar)
-        target = _load_target(stack, options, told, slots=2 * options.max_running)
-        kernel = None
-        if target.model.capabilities.exactness.value == "bit":
-            kernel = _load_target(stack, options.with_model(exactness="kernel"), told)
+        target = load_target(options, told, slots=2 * options.max_running)
+        stack.callback(target.model.close)
         known = first_cost(target, options).cost
         costs = measure_replay_costs(target.model, SystemClock(), told, costs_s)
         requests = requests_of(
             texts, plan.categories, load_tokenizer(target.tokenizer_dir), count=plan.requests, max_tokens=plan.tokens
         )
-        targets = [*_halves(target, options.max_running), *([kernel] if kernel is not None else [])]
-        found = _run_visits(bar, plan, requests, targets, options, costs, known)
+        targets = _halves(target, options.max_running)
+        found = _run_visits(bar, plan, requests, targets, options, known)
         visits = [
             pair for (_, arm), pairs in found.pairs.items() if arm == PolicyVariant(ADAPTIVE, "good") for pair in pairs
         ]
@@ -75,14 +73,6 @@ def _show_stages(bar: Progress) -> Callable[[str, float], None]:
     return show_stage
 
 
-def _load_target(
-    stack: ExitStack, options: EngineOptions, told: Callable[[str, float], None], *, slots: int = 0
-) -> LoadedSource:
-    target = load_target(options, told, slots=slots)
-    stack.callback(target.model.close)
-    return target
-
-
 def _halves(target: LoadedSource, slots: int) -> list[LoadedSource]:
     """Return a target that was loaded with twice as many `slots` as two, for decode loops in turns. Two copies would
     do as well, if one were not faster than the other by 2 %."""
@@ -95,10 +85,9 @@ def _run_visits(
     requests: Requests,
     targets: Sequence[LoadedSource],
     options: EngineOptions,
-    costs: Costs,
     known: StepCost,
 ) -> ComparisonResult:
-    """`targets`: two halves, and perhaps one of the other exactness class."""
+    """`targets`: two halves."""
     task = bar.add_task("running", total=1.0)
     done_weight, size, began_s = 0.0, 0.0, bar.get_time()
     expected_tokens = 1
@@ -116,10 +105,8 @@ def _run_visits(
     def advance_bar(tokens: int) -> None:
         bar.advance(task, size * tokens / expected_tokens)
 
-    plain, runner, *kernel = (VisitRunner(target, options, advance_bar) for target in targets)
-    session = PolicyComparison(
-        plan, requests, plain, runner, kernel[0] if kernel else None, options, costs, known, show_visit
-    )
+    plain, runner = (VisitRunner(target, options, advance_bar) for target in targets)
+    session = PolicyComparison(plan, requests, plain, runner, options, known, show_visit)
     bar.update(task, total=session.total)
     return session.run()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from device_profiles.units import MS_PER_S
-from outrider_lab.bench.policy.arms import ADAPTIVE, CLIMBER, FIXED_DEPTHS, PLAIN, TABLE, name_fixed_depth, policy_of
+from outrider_lab.bench.policy.arms import ADAPTIVE, FIXED_DEPTHS, PLAIN, name_fixed_depth, policy_of
 from outrider_lab.replay.hindsight import hindsight, replay_fixed_depths
 from outrider_lab.replay.recorded import RecordedRequest
-from outrider_lab.replay.run import Replay, Step, replay
+from outrider_lab.replay.run import Replay, replay
 from outrider_lab.simulation.recording import Recording
 from policies.speculation.policy import DepthPolicy
 
@@ -26,14 +25,12 @@ def cells(recording: Recording, advanced: Callable[[], None]) -> dict[tuple[str,
     kind goes through all its cells, as in the real runs."""
     found = {}
     for kind, requests in recording.kinds.items():
-        policy = policy_of(ADAPTIVE, recording.costs, recording.known)
+        policy = policy_of(ADAPTIVE, recording.known)
         for concurrency in recording.concurrencies:
             for category in recording.categories():
                 own = [request for request in requests if request.category == category]
                 own = own[: max(recording.limit, 2 * concurrency)]
-                plain = _replay_requests(
-                    recording, own, policy_of(PLAIN, recording.costs, recording.known), concurrency
-                )
+                plain = _replay_requests(recording, own, policy_of(PLAIN, recording.known), concurrency)
                 adaptive = _replay_requests(recording, own, policy, concurrency)
                 found[category, concurrency, kind] = steady_rate(adaptive, concurrency) / steady_rate(
                     plain, concurrency
@@ -58,8 +55,7 @@ def mix(
     tried = replay_fixed_depths(requests, costs, concurrency=load, depths=(0, *FIXED_DEPTHS))
     found = {PLAIN: tried[0]} | {name_fixed_depth(depth): tried[depth] for depth in FIXED_DEPTHS}
     found[HINDSIGHT] = hindsight(requests, costs, tried, concurrency=load)
-    for arm in (CLIMBER, TABLE, ADAPTIVE):
-        found[arm] = _replay_requests(recording, requests, policy_of(arm, costs, recording.known), load)
+    found[ADAPTIVE] = _replay_requests(recording, requests, policy_of(ADAPTIVE, recording.known), load)
     advanced()
     return found
 
@@ -96,19 +92,4 @@ def _in_turn(recording: Recording, kind: str, of_category: int) -> list[Recorded
     wanted = max(of_category, -(-4 * max(recording.concurrencies) // len(by_category)))
     return [
         own[place] for place in range(wanted) for own in by_category.values() if place < len(own) and own[place].drafts
-    ]
-
-
-def steps_value(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Return rounds for the JSON output."""
-    return [
-        {
-            "begin_ms": round(step.begin_ms, 2),
-            "round_ms": round(step.round_ms, 3),
-            "sequences": step.sequences,
-            "tokens": step.tokens,
-            "drafted": step.drafted,
-            "accepted": step.accepted,
-        }
-        for step in steps
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +14,6 @@ from outrider_lab.bench.policy.figures import (
     Mixes,
     cell_rows,
     control_ratios,
-    exactness_rows,
     load_rows,
     mix_rows,
     policy_us,
@@ -23,12 +21,11 @@ from outrider_lab.bench.policy.figures import (
     summary_of,
 )
 from outrider_lab.bench.policy.real import Real
-from outrider_lab.bench.policy.recovery import HIGH, LOW, Recovery, recovery
-from outrider_lab.bench.policy.replays import STEPS, cells, mixes, steps_value
+from outrider_lab.bench.policy.replays import cells, mixes
 from outrider_lab.simulation.recording import Recording
 
 
-def build_report(recording: Recording, real: Real | None, plots: Path | None) -> dict[str, Any]:
+def build_report(recording: Recording, real: Real | None) -> dict[str, Any]:
     """Replay everything; return `summary`, `bars`, `formulas` and what they are made of."""
     kinds, loads = len(recording.kinds), len(recording.concurrencies)
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -39,13 +36,8 @@ def build_report(recording: Recording, real: Real | None, plots: Path | None) ->
 
         replayed = cells(recording, advance_bar)
         mixed = mixes(recording, advance_bar)
-    recovered = recovery(recording.costs, recording.known, recording.most)
     found = real.found if real is not None else None
     rows = cell_rows(found, replayed) if found is not None else []
-    if plots is not None:
-        from outrider_lab.bench.policy.plots import draw_policy_plots
-
-        draw_policy_plots(plots, mixed, found, recovered)
     return {
         "summary": summary_of(rows, replayed, mixed, found),
         "bars": BARS,
@@ -54,11 +46,9 @@ def build_report(recording: Recording, real: Real | None, plots: Path | None) ->
         "cells": rows,
         "control": control_ratios(found) if found is not None else [],
         "sample": sample_rows(found) if found is not None else [],
-        "exactness": exactness_rows(found) if found is not None else [],
         "mismatches": found.mismatches if found is not None else [],
         "policy_sequences": policy_us(found)[1] if found is not None else 0,
         "replay": _replay_value(replayed, mixed),
-        "recovery": _recovery_value(recovered),
         "environment": recording.environment,
     }
 
@@ -66,7 +56,7 @@ def build_report(recording: Recording, real: Real | None, plots: Path | None) ->
 def _scope(recording: Recording, real: Real | None) -> list[str]:
     """Say what was really run, and what is replayed."""
     drafts = "good drafts (suffix), bad ones (random tokens) and ones that turn every 50 tokens"
-    replayed = "all fixed depths, hindsight, hill-climber, table and adaptive over the mix, at every load"
+    replayed = "all fixed depths, hindsight and adaptive over the mix, at every load"
     if real is None:
         return [f"replayed alone: {replayed}; {drafts}"]
     plan = real.plan
@@ -90,22 +80,4 @@ def _replay_value(replayed: Mapping[tuple[str, int, str], float], mixed: Mixes) 
         ],
         "mix": mix_rows(mixed),
         "loads": load_rows(mixed),
-        "steps": {
-            kind: {policy: steps_value(one.steps) for policy, one in found.items()}
-            for (load, kind), found in mixed.items()
-            if load == STEPS
-        },
-    }
-
-
-def _recovery_value(found: Recovery) -> dict[str, Any]:
-    return {
-        "low": LOW,
-        "high": HIGH,
-        "best": found.best,
-        "rounds": found.rounds,
-        "worth": found.worth,
-        "swing": found.swing,
-        "turned": found.turned,
-        "depths": list(found.depths),
     }

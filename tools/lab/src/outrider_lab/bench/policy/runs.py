@@ -38,11 +38,10 @@ Load = Sequence[tuple[int, int]]
 
 
 class RoundFigures(NamedTuple):
-    """A round that only decoded. `end_s`: the visit's own time until then. `rows` are as they are charged for, and
+    """A round that only decoded. `rows` are as they are charged for, and
     `context_tokens` are those that its sequences held on average. Of its `ms`, drafting and the policy took `draft_ms`.
     The policy alone, with its learning, took `policy_us`. `changed`: the round before had another number of rows."""
 
-    end_s: float
     ms: float
     draft_ms: float
     sequences: int
@@ -133,7 +132,6 @@ class Visiting:
         self._waiting = deque(submits)
         self._prompts = {submit.request_id: len(submit.prompt) for submit in submits}
         self._made = self._running = self._rows_before = 0
-        self._busy_s = 0.0
         self.visit = Visit()
 
     @property
@@ -159,12 +157,11 @@ class Visiting:
         began_s = time.perf_counter()
         done = self._loop.run_round_strictly()
         took_s = time.perf_counter() - began_s
-        self._busy_s += took_s
         seen = _summarise_round(self.visit, self._prompts, done)
         if seen is not None and counts and (full or not self.steady):
             changed = done.rows != self._rows_before
             policy_us = 1e6 * (self._policy_s - policy_s)
-            seen = seen._replace(end_s=self._busy_s, ms=MS_PER_S * took_s, changed=changed, policy_us=policy_us)
+            seen = seen._replace(ms=MS_PER_S * took_s, changed=changed, policy_us=policy_us)
             self.visit.rounds.append(seen)
         self._rows_before = done.rows
         for delta in done.deltas:
@@ -223,5 +220,5 @@ def _summarise_round(found: Visit, prompts: Mapping[str, int], done: RoundReport
     held = sum(prompts[key] + len(found.outputs[key]) - 1 for key in keys)
     tokens = sum(len(delta.tokens) for delta in done.deltas)
     return RoundFigures(
-        0.0, 0.0, done.draft_ms, len(keys), done.rows, held / len(keys), done.drafted, done.accepted, tokens, False
+        0.0, done.draft_ms, len(keys), done.rows, held / len(keys), done.drafted, done.accepted, tokens, False
     )

@@ -11,15 +11,12 @@ from typing import NamedTuple
 from device_profiles.cost import StepCost
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from outrider_lab.bench.policy.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, TABLE, Timed, policy_of
+from outrider_lab.bench.policy.arms import ADAPTIVE, CONTROL, FIXED, Timed, policy_of
 from outrider_lab.bench.policy.drafters import KINDS, Drafters
 from outrider_lab.bench.policy.requests import MIX, Requests
 from outrider_lab.bench.policy.runs import Load, Visit, Visiting, VisitRunner, side_by_side
-from outrider_lab.replay.recorded import Costs
 
 BAR = 0.97
-KERNEL = "plain, kernel"
-"""Plain decoding in the other exactness class."""
 _DOUBTS = 12  # cells that are visited again, in each of
 _AGAIN = 8  # so many passes
 _CONTROL_EVERY = 3  # cells
@@ -87,11 +84,11 @@ class VisitPlan:
             cell: [*adaptive, *([PolicyVariant(CONTROL)] if number % _CONTROL_EVERY == 0 else [])]
             for number, cell in enumerate(every)
         }
-        all_policies = [PolicyVariant(name, "good") for name in (ADAPTIVE, *FIXED, CLIMBER, TABLE)]
+        all_policies = [PolicyVariant(name, "good") for name in (ADAPTIVE, *FIXED)]
         for count in self.concurrencies:
-            more = [PolicyVariant(CONTROL), *all_policies] if count in self.sampled else []
-            found[Cell(MIX, count)] = [PolicyVariant(KERNEL), *more]
-        found[Cell(MIX, max(self.concurrencies), steps=True)] = [*all_policies[:1], *all_policies[-2:]]
+            if count in self.sampled:
+                found[Cell(MIX, count)] = [PolicyVariant(CONTROL), *all_policies]
+        found[Cell(MIX, max(self.concurrencies), steps=True)] = all_policies[:1]
         return found
 
     def weight(self, cell: Cell) -> float:
@@ -136,8 +133,8 @@ class ComparisonResult:
 
 class PolicyComparison:
     """Runs a plan. `plain` and `runner`: of both halves of the target, the former for plain decoding beside what is
-    compared with it. `kernel`: of the target in the other exactness class, None where there is none. `told` hears what
-    is done next, how large it is beside all of `total`, and how many tokens it makes at most."""
+    compared with it. `told` hears what is done next, how large it is beside all of `total`, and how many tokens it
+    makes at most."""
 
     def __init__(
         self,
@@ -145,20 +142,15 @@ class PolicyComparison:
         requests: Requests,
         plain: VisitRunner,
         runner: VisitRunner,
-        kernel: VisitRunner | None,
         options: EngineOptions,
-        costs: Costs,
         known: StepCost,
         told: Callable[[str, float, int], None],
     ) -> None:
         self._plan, self._requests, self._told = plan, requests, told
-        self._plain, self._runner, self._kernel = plain, runner, kernel
-        self._options, self._costs, self._known = options, costs, known
+        self._plain, self._runner = plain, runner
+        self._options, self._known = options, known
         self._random = random.Random(plan.seed)  # noqa: S311  # an order, not a secret
-        self._cells = {
-            cell: [arm for arm in arms if arm.policy != KERNEL or kernel is not None]
-            for cell, arms in plan.cells().items()
-        }
+        self._cells = plan.cells()
         self._drafters: dict[PolicyVariant, Drafters] = {}
         self.found = ComparisonResult()
 
@@ -188,8 +180,6 @@ class PolicyComparison:
     def _visit(self, cell: Cell, arms: Sequence[PolicyVariant]) -> None:
         submits = self._requests.of(cell.category, self._plan.count(cell))
         self._runner.read(submits)
-        if self._kernel is not None and PolicyVariant(KERNEL) in arms:
-            self._kernel.read(submits)
         for arm in self._random.sample(arms, len(arms)):
             self._told(_describe_visit(cell, arm), self._plan.weight(cell), 2 * self._plan.tokens * len(submits))
             load = self._plan.load(cell)
@@ -197,16 +187,14 @@ class PolicyComparison:
             side_by_side(self._random.sample(both, 2))
             pair = VisitPair(both[0].visit, both[1].visit)
             self.found.pairs.setdefault((cell, arm), []).append(pair)
-            if arm.policy != KERNEL:  # another class may choose other tokens
-                self._compare(_describe_visit(cell, arm), pair)
+            self._compare(_describe_visit(cell, arm), pair)
 
     def _begin_visit(self, arm: PolicyVariant, submits: Sequence[Submit], load: Load) -> Visiting:
         if not arm.kind:
-            runner = self._kernel if arm.policy == KERNEL and self._kernel is not None else self._runner
-            return runner.begin(submits, load)
+            return self._runner.begin(submits, load)
         timed = self.found.timed.get(arm)
         if timed is None:  # a policy lives as long as a server: it keeps what it learned
-            timed = self.found.timed[arm] = Timed(policy_of(arm.policy, self._costs, self._known))
+            timed = self.found.timed[arm] = Timed(policy_of(arm.policy, self._known))
             self._drafters[arm] = Drafters(self._options, self._runner.target, seed=self._plan.seed)
         return self._runner.begin(submits, load, self._drafters[arm].of(arm.kind), timed)
 

@@ -9,8 +9,9 @@ from rich.table import Table
 
 from orchestrator.plain_table import wide_console
 from outrider_lab.bench.policy.drafters import KINDS
+from outrider_lab.bench.result import print_formulas, print_rows
 
-_RATIOS = ("worst_vs_plain", "vs_hindsight", "vs_hill_climber", "vs_batch_table")
+_RATIOS = ("worst_vs_plain", "vs_hindsight")
 _WORST = 8
 
 
@@ -25,8 +26,7 @@ def print_policies(result: dict[str, Any]) -> None:
     _print_replays(console, result)
     for name, value in result["summary"].items():
         console.print(f"{name}: {_format_value(name, value)} (bar {result['bars'][name]})", highlight=False)
-    for name, formula in result["formulas"].items():
-        console.print(f"[dim]{name} = {formula}[/dim]", highlight=False)
+    print_formulas(result["formulas"])
 
 
 def _print_cells(console: Console, rows: list[dict[str, Any]]) -> None:
@@ -78,12 +78,6 @@ def _print_real(console: Console, result: dict[str, Any]) -> None:
             f"median {control[len(control) // 2]:.3f}: what lies within is the machine's noise",
             highlight=False,
         )
-    for row in result["exactness"]:
-        console.print(
-            f"plain, {row['concurrency']} at once: {row['bit_tokens_per_s']:.1f} tokens/s bit, "
-            f"{row['kernel_tokens_per_s']:.1f} kernel: bit is {row['bit_over_kernel']:.2f} of kernel",
-            highlight=False,
-        )
     rows = result["sample"]
     loads = list(dict.fromkeys(row["concurrency"] for row in rows))
     table = Table(title="real runs over the mix, good drafts: tokens/s / plain's")
@@ -108,22 +102,10 @@ def _print_replays(console: Console, result: dict[str, Any]) -> None:
             known = {r["concurrency"]: r["vs_plain"] for r in rows if (r["drafter"], r["policy"]) == (kind, policy)}
             table.add_row(policy, *(f"{known[load]:.2f}" for load in loads))
         console.print(table)
-    table = Table(title="replayed, all kinds of drafts: adaptive against the others")
-    for name in ("load", "plain", "hindsight", "hill-climber", "batch-table"):
-        table.add_column(name, justify="right")
-    for row in result["replay"]["loads"]:
-        names = ("vs_plain", "vs_hindsight", "vs_hill_climber", "vs_batch_table")
-        table.add_row(_at_once(row["concurrency"]), *(f"{row[name]:.3f}" for name in names))
-    console.print(table)
+    by_load = ({**row, "load": _at_once(row["concurrency"])} for row in result["replay"]["loads"])
+    columns = {"load": "{load}", "plain": "{vs_plain:.3f}", "hindsight": "{vs_hindsight:.3f}"}
+    print_rows("replayed, all kinds of drafts: adaptive against the others", columns, by_load)
     console.print(f"worst_vs_plain, replayed: {result['replay']['worst_vs_plain']:.3f}", highlight=False)
-    found = result["recovery"]
-    rounds = "never" if found["rounds"] is None else f"after {found['rounds']} rounds"
-    console.print(
-        f"recovery: acceptance steps from {found['low']} to {found['high']}: depth is within one of "
-        f"the best ({found['best']}) {rounds} (bar 10); from the tenth on it is worth {found['worth']:.1%} of that; at "
-        f"steady state it swings by {found['swing']} (bar 1)",
-        highlight=False,
-    )
 
 
 def _at_once(load: int | str) -> str:

@@ -26,16 +26,16 @@ BINS = 60
 DPI = 120
 
 
-def open_directory(directory: Path, flag: str = "--plots") -> None:
-    """Make the directory that `flag` names. Raises BenchError where that, or any plot, would fail."""
+def open_directory(directory: Path) -> None:
+    """Make the directory that `--plots` names. Raises BenchError where that, or any plot, would fail."""
     try:
         import matplotlib  # noqa: F401  # only whether it is there
     except ModuleNotFoundError as error:
-        raise BenchError(f"{flag} needs {error.name}: pip install 'outrider-lab[plots]'") from None
+        raise BenchError(f"--plots needs {error.name}: pip install 'outrider-lab[plots]'") from None
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BenchError(f"{flag} {directory}: cannot be made: {error.strerror}") from error
+        raise BenchError(f"--plots {directory}: cannot be made: {error.strerror}") from error
 
 
 def draw_traffic_plots(directory: Path, runs: Sequence[tuple[str, TrafficRun]]) -> list[Path]:

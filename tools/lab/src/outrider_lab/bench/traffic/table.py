@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.plain_table import add_row, wide_console
+from outrider_lab.bench.result import print_formulas
 
 LATENCIES = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "ITL": "itl_ms", "e2e": "e2e_ms", "send lag": "send_lag_ms"}
 PARTS = ("mean", "median", "p90", "p95", "p99")
@@ -31,7 +31,7 @@ def print_serve(result: dict[str, Any]) -> None:
     for label, one in zip(labels, summaries, strict=True):
         for line in _cautions(one, result["environment"]):
             console.print(f"{label} {line}".strip(), style="yellow", highlight=False, markup=False)
-    _print_formulas(console, result)
+    print_formulas(result["formulas"])
 
 
 def _title(environment: dict[str, Any]) -> str:
@@ -126,8 +126,3 @@ def _cautions(summary: dict[str, Any], environment: dict[str, Any]) -> list[str]
     if summary["send_lag_ms"] and summary["send_lag_ms"]["p99"] > LATE_MS:
         found.append("the generator was late (send lag): its lateness is part of every latency")
     return found
-
-
-def _print_formulas(console: Console, result: dict[str, Any]) -> None:
-    for name, formula in result["formulas"].items():
-        console.print(f"{name} = {formula}", style="dim", highlight=False, markup=False)

@@ -1,1 +1,1 @@
-"""Questions that operators have about fleets, each answered by simulations: one module a question."""
+"""Questions that operators have about fleets, each answered by simulations."""

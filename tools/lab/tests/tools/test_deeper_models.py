@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,25 +47,3 @@ def test_it_has_the_same_bits(tmp_path: Path, adapter: str, kind: Kind) -> None:
         logits.append(run(model, 0, text(model, 40), [30, 10]))
         model.close()
     assert np.array_equal(logits[0], logits[1])
-
-
-def test_the_command_says_what_it_wrote_and_refuses_in_a_line(tmp_path: Path) -> None:
-    small, deep, skip = (tmp_path / f"{name}.gguf" for name in ("small", "deep", "skip"))
-    write(small, Tiny("llama", layers=4))
-
-    def deepen(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "outrider_lab.deepen", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
-    assert "9 layers, 5 pass their input through" in deepen(small, deep, "--layers", 9).stdout
-    assert "3 layers, 1 were left out" in deepen(small, skip, "--layers", 3).stdout
-    assert (count_layers(deep), count_layers(skip)) == (9, 3)
-    for arguments, said in (
-        ((small, deep, "--layers", 9), "is there already"),
-        ((small, tmp_path / "x", "--layers", 0), "a model has 1 or more"),
-        ((tmp_path / "none.gguf", tmp_path / "x", "--layers", 3), "none.gguf"),
-    ):
-        refused = deepen(*arguments)
-        assert refused.returncode == 1
-        assert said in refused.stderr
-        assert len(refused.stderr.splitlines()) == 1

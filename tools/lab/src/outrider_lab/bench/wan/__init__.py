@@ -1,1 +1,0 @@
-"""`outrider bench wan`: drafts over a slow link, beside none and beside drafts made before each verification."""
