@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_lab.replay.fixed import FixedDepth
+from outrider_lab.replay.fixed_rates import cap, curve
 from outrider_lab.replay.hindsight import hindsight, replay_fixed_depths
 from outrider_lab.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from outrider_lab.replay.run import replay
