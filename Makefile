@@ -79,6 +79,7 @@ lint:
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/python tools/check_words.py
+	$(BIN)/python tools/check_constants.py
 
 types:
 	$(BIN)/mypy

@@ -21,8 +21,9 @@ from typing import IO, Final
 from adapters.contract import ModelRefused, OutOfMemory, Progress, RuntimeFailed
 from adapters.source_meter import say_bytes
 
+# What is said is said again, as silence would be a hang (ADR 0107). Not tuned.
 _SAID_EVERY_S: Final = 1.0
-_REFUSED, _DISK_FULL, _NO_MEMORY = 1, 3, 4
+_REFUSED, _DISK_FULL, _NO_MEMORY = 1, 3, 4  # exit codes of the process, for this module alone
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _ENDED_BY_OTHERS: Final = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 

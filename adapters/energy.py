@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 POWERCAP = Path("/sys/class/powercap")
-_UJ_PER_J = 1e6
-_MJ_PER_J = 1e3
+_UJ_PER_J = 1e6  # units of the two sources
+_MJ_PER_J = 1e3  # as above
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ from device_profiles.units import MIB
 if TYPE_CHECKING:
     import asyncio
 
+# A longer one is a broken stream: a prompt of a million tokens has 5 MB.
 MAX_FRAME_BYTES: Final = 256 * MIB
 ANY_BYTES: Final = 2**32 - 1
 """As many as a header can announce, where both ends are this very program."""
-_HEADER_BYTES: Final = 4
+_HEADER_BYTES: Final = 4  # of the format above
 _PIECE_BYTES: Final = MIB
 
 

@@ -19,15 +19,16 @@ from adapters.content_digest import full_identity
 from adapters.contract import ModelRefused
 from device_profiles.units import MIB
 
-SUPPORTED_VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT_BYTES = 32
+SUPPORTED_VERSIONS = (2, 3)  # GGUF's; 1 had other lengths
+DEFAULT_ALIGNMENT_BYTES = 32  # GGUF's, where the file names none
+# Holds the whole head of a vocabulary of 262,144 tokens, which takes 12 MiB.
 FIRST_READ_BYTES = 16 * MIB
 LARGEST_HEAD_BYTES = 256 * MIB  # a 262k-token vocabulary takes 12 MiB: more than this is a damaged length
-MOST_DIMENSIONS = 4
+MOST_DIMENSIONS = 4  # GGML's
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_FLOAT, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
+_FLOAT, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9  # GGUF's numbers of kinds of values
 _SCALARS = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),

@@ -22,7 +22,7 @@ from device_profiles.units import MIB
 NUMBER, COUNT, TENSOR_COUNT = "split.no", "split.count", "split.tensors.count"
 _NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
 _AGAIN: Final = "Fetch all files of the model again, into a directory of their own."
-_MOST_NAMES: Final = 5
+_MOST_NAMES: Final = 5  # in a message. Not tuned.
 _FIRST_READ_BYTES: Final = MIB  # only the first file has a vocabulary
 
 

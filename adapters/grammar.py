@@ -19,6 +19,7 @@ from adapters.contract import GrammarFailed, GrammarTooComplex
 from adapters.grammar_check import compile_text
 from adapters.tokenizer import Tokenizer
 
+# Compiled grammars. ADR 0010: one takes a millisecond as a rule, so this only bounds memory.
 _REMEMBERED = 32
 _LIMIT = re.compile(r"\bmax is\b|\btoo (complex|large|many)\b|\blimit\b")
 

@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from adapters.contract import Progress
 
+# ADR 0107: whoever waits says so; far below LOAD_IDLE_S. Not tuned.
 _SAID_EVERY_S: Final = 2.0
 
 

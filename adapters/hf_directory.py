@@ -35,7 +35,7 @@ WHOLE_FILE = "model.safetensors"
 REQUIRED = (CONFIG_FILE, TOKENIZER_JSON)
 SMALL_FILES = (*REQUIRED, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, INDEX_FILE)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_MOST_JSON_BYTES = 256 << 20
+_MOST_JSON_BYTES = 256 << 20  # a larger one is damage. Not tuned.
 _HUB_STORAGE = "models--"
 
 

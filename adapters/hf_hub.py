@@ -30,9 +30,10 @@ from adapters.safetensors_file import Stored
 from device_profiles.units import MIB, human_bytes
 
 _FIRST_BYTES = MIB
+# Of one range of a head, 12 MiB at most (ADR 0104). Not tuned.
 _REQUEST_TIMEOUT_S = 30.0
-_AT_ONCE = 8
-_PARTIAL = 206
+_AT_ONCE = 8  # requests to the hub. Not tuned.
+_PARTIAL = 206  # HTTP's status of a range
 HUB_PREFIX = "hf:"
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[\w./-]+\.gguf))?(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -12,7 +12,9 @@ import numpy as np
 from adapters.contract import LoadedModel, Logits, Segment
 
 PROBE_TOKENS = 96
-"""The length of the text whose bits are a class's fingerprint; so many of them are run as one segment."""
+"""The length of the text whose bits are a class's fingerprint; so many of them are run as one segment. ADR 0040. To
+change it is to change every fingerprint."""
+# ADR 0040: rows that stand apart, in every fingerprint.
 _PROBE_APART = 8
 _PROMPT_GROUPINGS: tuple[tuple[int, ...], ...] = (
     (*range(2, 18), 31, 33, 32, 9),
@@ -25,16 +27,22 @@ _PROMPT_GROUPINGS: tuple[tuple[int, ...], ...] = (
 """How one text is cut: every number of rows from 1 to 17, those around 32, 64, 128 and 256, and single last rows."""
 _FAR: tuple[int, ...] = (512, 1024)
 """Positions at which runtimes take other kernels for attention, and about which they are looked at: the library of
-mainline llama.cpp divides the positions of a single row from 512 on."""
+mainline llama.cpp divides the positions of a single row from 512 on. ADR 0040, 0109."""
+# Rows before such a place that groupings begin with, so that one of them crosses it.
 _BEFORE = 4
 _FAR_GROUPINGS: tuple[tuple[int, ...], ...] = ((*(1,) * 8, 2, 3, 4, 7), (16, 8))
 _FAR_ROWS = sum(_FAR_GROUPINGS[0])
+# The text before is computed in pieces of so many rows. Not tuned.
 _FAR_CHUNK = 128
+# ADR 0040: rows from 1 to 17, those about 32 and 64, and ragged ends.
 _APART_GROUPINGS = (tuple(range(1, 17)), (17, 31, 33, 32, 23), (64, 65, 7))
 
 
+# ADR 0040: groupings reach to 257 rows, where AVX2 without VNNI first differed.
 _TEXT = 257
+# Tokens of the prompt that rows stand apart behind. Any number does.
 _PROMPT = 24
+# Tokens of each sequence beside others. Any number above their prompts' does.
 _COMPANY = 26
 _COMPANY_PROMPTS = (5, 9, 2, 14, 1)
 """Tokens of the text, of its prompt, of each sequence that is run beside others, and of the prompts of these."""

@@ -23,9 +23,11 @@ from adapters.pooled import Bytes, PooledModel
 
 _MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000  # Linux; the mmap module does not name them all
 _ANYWHERE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+# Prefixes are shared by whole blocks (ADR 0013). Not tuned.
 _LEAST_BLOCK_TOKENS = 32
 _MOST_PIECES = 32768
-"""Pieces of memory that the pool may be scattered over: half of what Linux maps for a process (vm.max_map_count)."""
+"""Pieces of memory that the pool may be scattered over: half of what Linux maps for a process (vm.max_map_count). ADR
+0008."""
 
 
 def block_tokens(position_bytes: int, budget_bytes: int) -> int:

@@ -19,7 +19,7 @@ from adapters.contract import ModelRefused, Progress
 from device_profiles.units import MIB
 
 SUMS = "SHA256SUMS"
-_CHUNK_BYTES = 4 * MIB
+_CHUNK_BYTES = 4 * MIB  # of a copy. Not tuned.
 _REQUIRED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SUM = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 

@@ -163,8 +163,8 @@ def refuse_runtime(source: str, base: Path, adapter: str) -> None:
     check_use(sizes, source, adapter, draft=bool(sizes.draft_outputs))
 
 
-_MOST_SHOWN = 200
-_MOST_NAMES = 5
+_MOST_SHOWN = 200  # characters of a source in a message. Not tuned.
+_MOST_NAMES = 5  # in a message. Not tuned.
 _SOURCES = (
     "Give the path of a GGUF file or of a directory with config.json and safetensors, package:NAME/FILE for a file "
     "that an installed Python package carries, or hf:ORG/NAME for a model of the Hugging Face hub."
@@ -190,6 +190,7 @@ def _describe_absence(source: str, path: Path, base: Path) -> str:
     return f"{source}: {problem}. {_SOURCES}"
 
 
+# Likeness by difflib from which a file is named as meant. Not tuned: a wrong hint costs a look.
 _NEAR = 0.75
 
 

@@ -54,10 +54,11 @@ from adapters.source_meter import say_bytes
 from device_profiles.units import human_bytes
 
 DIGEST_DIGITS = 16
-"""So many digits of a content's digest name its directory, and tell models from each other."""
+"""So many digits of a content's digest name its directory, and tell models from each other. 64 bits: no two models of a
+store share them by chance."""
 SPACE_FACTOR = 2
-"""Free space asked for before writing, as a multiple of the source file: the artefact, and what converters
-leave beside it while they run."""
+"""Free space asked for before writing, as a multiple of the source file: the artefact, and what converters leave beside
+it while they run. ADR 0041: the default model's has 1.5 times its file's size."""
 
 _log = logging.getLogger(__name__)
 

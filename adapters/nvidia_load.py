@@ -16,10 +16,11 @@ import psutil
 
 from adapters.nvml import with_nvml
 from device_profiles.device_load import DeviceLoad
+from device_profiles.units import US_PER_S
 
+# Two looks of the watch, one a second, so that no sample is missed.
 _WINDOW_US: Final = 2_000_000
-_US_PER_S: Final = 1_000_000
-_MW_PER_W: Final = 1000.0
+_MW_PER_W: Final = 1000.0  # a unit
 
 
 def read_nvidia_loads(own: Collection[int]) -> dict[str, DeviceLoad]:
@@ -45,7 +46,7 @@ def _read_device(nvml: Any, handle: Any, own: Collection[int]) -> DeviceLoad:
     memory, rates = nvml.nvmlDeviceGetMemoryInfo(handle), ask("nvmlDeviceGetUtilizationRates")
     running = ask("nvmlDeviceGetComputeRunningProcesses") or []
     utilisation = None if rates is None else rates.gpu / 100.0
-    samples = ask("nvmlDeviceGetProcessUtilization", int(time.time() * _US_PER_S) - _WINDOW_US)
+    samples = ask("nvmlDeviceGetProcessUtilization", int(time.time() * US_PER_S) - _WINDOW_US)
     slowdown = getattr(nvml, "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN", 1)
     temperature_c = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
     power_mw, power_limit_mw = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")

@@ -17,7 +17,7 @@ from adapters.tokenizer_gguf import write_gguf_tokenizer
 from adapters.tokenizer_hf import write_hf_tokenizer
 from device_profiles.units import MIB
 
-_TOKENIZER_BYTES: Final = 256 * MIB
+_TOKENIZER_BYTES: Final = 256 * MIB  # free space that is asked for. Not tuned.
 
 
 class TokenizerRecipe:

@@ -6,7 +6,7 @@ import ctypes
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # Linux's
 
 
 def end_with_parent() -> None:

@@ -20,9 +20,9 @@ import psutil
 
 from adapters.control_groups import PROC, list_groups
 from device_profiles.device_load import CoreLoad
+from device_profiles.units import US_PER_S
 
 _LOAD: Final = Path("/proc/loadavg")
-_US_PER_S: Final = 1e6
 _GONE: Final = (psutil.Error, OSError)
 
 
@@ -217,7 +217,7 @@ def _read_bound(group: Path) -> GroupTime | None:
         return None
     if quota == "max":
         return None
-    return GroupTime(int(quota) / int(period), int(used.get("usage_usec", 0)) / _US_PER_S)
+    return GroupTime(int(quota) / int(period), int(used.get("usage_usec", 0)) / US_PER_S)
 
 
 def _measure_group(last: _Counters, now: _Counters, ours_s: float) -> tuple[float, float]:

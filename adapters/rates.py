@@ -13,11 +13,12 @@ from device_profiles.profile import Precision
 
 Product = Callable[[], None]
 MATRIX = 2048
-"""Rows and columns of the matrices whose product is timed."""
+"""Rows and columns of the matrices whose product is timed. Not tuned."""
 VECTOR_MATRIX = (4096, 8192)
-"""Of the matrix that meets a vector: in float32 it is 128 MiB, larger than caches are."""
+"""Of the matrix that meets a vector: in float32 it is 128 MiB, larger than caches are. Not tuned."""
+# Of each product: the best run counts, so more only finds a quieter moment. Not tuned.
 _TIMED_S = 0.25
-_LEAST = 3
+_LEAST = 3  # runs: the first one warms up
 
 
 @runtime_checkable

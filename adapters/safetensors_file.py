@@ -21,7 +21,7 @@ from adapters.contract import ModelRefused
 KINDS: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _ID_KINDS: dict[str, type[np.generic]] = {"I64": np.int64, "I32": np.int32}
 _LENGTH = struct.Struct("<Q")
-_CHUNK_ELEMENTS = 1 << 22
+_CHUNK_ELEMENTS = 1 << 22  # of two tensors that are compared. Bounds memory.
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from math import prod
 from typing import Any, Final
 from urllib.parse import unquote
 
+# ADR 0099: beyond it nothing is claimed, and llguidance's own bounds hold.
 _MOST_PARTS: Final = 4000
-_MOST_STEPS: Final = 10_000  # for the choices of one part
+# For the choices of one part. ADR 0099, as above.
+_MOST_STEPS: Final = 10_000
 _SCALARS: Final = frozenset({"string", "number", "integer", "boolean", "null"})
 _KINDS: Final = _SCALARS | {"object", "array"}
 _CHOICES: Final = ("anyOf", "oneOf")

@@ -32,6 +32,7 @@ from device_profiles.units import MIB
 
 _RESTORED: Final = "restored-head"
 _HEAD: Final = HeadRecipe((), directory=False)
+# Free space that is asked for: a head has a few megabytes (ADR 0103).
 _HEAD_BYTES: Final = 64 * MIB
 
 _log = logging.getLogger(__name__)

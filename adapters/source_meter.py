@@ -13,7 +13,7 @@ from adapters.gguf_splits import list_beside
 from adapters.hf_directory import model_files
 from device_profiles.units import human_bytes
 
-_SAID_EVERY_S: Final = 0.5
+_SAID_EVERY_S: Final = 0.5  # until progress is told again. Not tuned.
 
 
 class SourceMeter:

@@ -26,7 +26,7 @@ from adapters.kv_blocks import BlockPool
 from adapters.pooled import PooledSlots
 
 _CLOSE_S = 10.0
-"""The longest wait for what a shard is at when it is closed."""
+"""The longest wait for what a shard is at when it is closed. Not tuned."""
 
 _Call = Callable[[], None]
 

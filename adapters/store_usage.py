@@ -16,7 +16,7 @@ from adapters.model_store import ModelStore
 from adapters.names import OWN_ADAPTERS
 
 ANY_ADAPTER = "auto"
-_BLOCK_BYTES = 512  # what st_blocks counts
+BLOCK_BYTES = 512  # what st_blocks counts
 _LATER = "a later one was made of the same"
 _FORMAT = re.compile(r"[ ,]+\d+$")
 
@@ -145,5 +145,5 @@ def _measure(directory: Path) -> int:
     for folder, _, names in os.walk(directory):
         for name in names:
             with suppress(OSError):  # it went meanwhile
-                total += os.lstat(os.path.join(folder, name)).st_blocks * _BLOCK_BYTES
+                total += os.lstat(os.path.join(folder, name)).st_blocks * BLOCK_BYTES
     return total

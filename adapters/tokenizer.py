@@ -29,7 +29,7 @@ from device_profiles.workload import vocabulary_fingerprint
 __all__ = ["Message", "TemplateError", "Tokenizer"]
 
 _AT_BEGINNING, _NOWHERE = '"prepend_scheme":"first"', '"prepend_scheme":"never"'
-_BYTE_VOCABULARY_SIZE = 272
+_BYTE_VOCABULARY_SIZE = 272  # the simulated model's: bytes and 16 control tokens
 _BYTE_CONTROLS = {256: "<|end|>", 257: "<|start|>"}
 _BYTE_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>{% endfor %}"

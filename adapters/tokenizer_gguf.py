@@ -23,11 +23,12 @@ from adapters.tokenizer_cuts import Cut, cut_of, list_cuts
 from adapters.tokenizer_files import END_OF_TURN, FORMAT, METASPACE, TOKENIZER_FILE, TokenizerMeta, write_meta
 from device_profiles.workload import vocabulary_fingerprint
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # GGUF's kinds of tokens
 _BYTES, _PIECES = "gpt2", "llama"
 _EMPTY_BEGINS = "[EMPTY_"
 _EMPTY = _EMPTY_BEGINS + "{}]"
 _PHI3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
+# Where the file names none, by llama.cpp's rules (ADR 0104).
 _USUAL_IDS = {"bos": 1, "eos": 2}
 
 _NO_ID = {0xFFFFFFFF, -1}  # what converters write for a token that a model has not

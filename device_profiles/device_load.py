@@ -9,7 +9,7 @@ from typing import Final
 
 PROCESSOR: Final = "CPU"
 COUNTS_FROM: Final = 0.15
-"""The share of a device's time from which on what other programs take counts."""
+"""The share of a device's time from which on what other programs take counts. ADR 0057, 0108."""
 
 
 @dataclass(frozen=True, slots=True)

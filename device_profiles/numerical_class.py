@@ -13,7 +13,10 @@ from device_profiles.profile import Precision
 MIXED_ROWS = ((1, 0.3), (2, 0.2), (4, 0.25), (8, 0.15), (16, 0.1))
 """Rows of a decoding forward, and their share in `mixed_ms`: depths as a decode loop chooses them."""
 _FORWARDS = 60
-"""Decoding forwards beside one prefill in `mixed_ms`."""
+"""Decoding forwards beside one prefill in `mixed_ms`. ADR 0040."""
+FIXED_WIDTH = 16
+"""Rows of every forward in the last class that a runtime is tried in (ADR 0040): room for a draft of 12. Plain steps
+pay for all of them (ADR 0015: 45 ms and not 29 for one row, bf16 on a processor)."""
 
 
 @dataclass(frozen=True, slots=True)

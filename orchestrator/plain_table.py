@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # rich is loaded only where something is printed
     from rich.console import Console
     from rich.table import Table
 
-_FILE_COLUMNS = 120
+_FILE_COLUMNS = 120  # where the output is a file. Not tuned.
 
 
 def wide_console() -> Console:

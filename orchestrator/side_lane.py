@@ -17,8 +17,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 MOST_LEFT = 4
-"""Threads that may be left behind at a time; then what waits has to wait."""
-_LOWEST_PRIORITY = 19
+"""Threads that may be left behind at a time; then what waits has to wait. ADR 0047: each holds a core for as long as
+its work takes."""
+LARGE_GRAMMAR_BYTES = 8 * 1024
+"""A longer grammar takes the lane of large ones, in daemon and worker (ADR 0047): no smaller one took over 0.13 s, one
+of 514 KiB took 46 s."""
+LOWEST_PRIORITY = 19  # Linux's
 _STARTING = threading.Lock()
 """A thread's stack is set for all that start now."""
 _T = TypeVar("_T")
@@ -102,7 +106,7 @@ def _work_off(
 ) -> None:
     if gives_way:
         with suppress(OSError, AttributeError):  # Linux gives each thread a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
     while (found := works.get()) is not None:
         task, work, arguments = found
         if task.set_running_or_notify_cancel():

@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple, TextIO
 import structlog
 
 RING_BYTES: Final = 8 << 20
-"""How much text the daemon keeps of its own log."""
+"""How much text the daemon keeps of its own log. ADR 0068. Not tuned."""
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_MOST_CAUSES = 8
+_MOST_CAUSES = 8  # of an exception, in one line. Not tuned.
 _WORDS = ("prompt", "messages", "output")
 """Fields that have a request's text, with `logging.prompts`."""
 

@@ -35,8 +35,10 @@ from adapters.model_store import ModelStore
 from adapters.variant import Variant
 from device_profiles.profile import Precision
 
-SLOTS = 18
+SLOTS = 18  # two more than the largest batch of the suite
+# Prompts of the suite come in chunks of so many. Any number above its 128 does.
 ROWS = 160
+# Room for 8,192 positions of the default model in float32: 360 MiB.
 _CONTEXT_BYTES = 400 << 20
 _NOT_GGUF = b"GGUF" + b"\x03\0\0\0" * 20
 

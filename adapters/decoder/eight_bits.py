@@ -11,7 +11,8 @@ import numpy as np
 from adapters.decoder.lattice import GROUP_SIZE, requantise
 from adapters.decoder.spec import Dense, Grouped, Tensor, Weights
 
-_MIDDLE = 128
+_MIDDLE = 128  # the zero of unsigned 8-bit values
+# Of groups whose values move into 8 bits exactly (ADR 0021).
 _NARROW_BITS = 4
 
 

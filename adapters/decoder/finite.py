@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import Dense, Grouped, Tensor
 
-_BFLOAT16_EXPONENT, _BFLOAT16_FRACTION = np.uint16(0x7F80), np.uint16(0x007F)
-_CHUNK_ELEMENTS = 1 << 22  # a tensor of gigabytes is looked through in pieces
+_BFLOAT16_EXPONENT, _BFLOAT16_FRACTION = np.uint16(0x7F80), np.uint16(0x007F)  # bits of a bfloat16
+# A tensor of gigabytes is looked through in pieces. 16 MiB of float32. Bounds memory.
+_CHUNK_ELEMENTS = 1 << 22
 _Numbers = TypeVar("_Numbers", bound=NDArray[Any])
 _Held = TypeVar("_Held", Dense, Grouped, Tensor)
 

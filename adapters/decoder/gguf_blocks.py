@@ -161,8 +161,8 @@ def _nibbles(packed: Raw) -> Raw:
     return np.concatenate([packed & 0x0F, packed >> 4], axis=2).reshape(len(packed), -1)
 
 
-_BF16 = 30
-_Q4_1 = 3
+_BF16 = 30  # GGML's numbers of two kinds of blocks
+_Q4_1 = 3  # as above
 _DENSE = {
     0: lambda raw: raw.view("<f4"),
     1: lambda raw: raw.view("<f2"),

@@ -55,7 +55,7 @@ _HARMLESS = _OF_EXPERTS | {"rope.scaling.finetuned", "tensor_data_layout", "pool
 _HARMLESS_PREFIXES = {"gemma3": ("mm.", "vision.")}
 """Of the half that sees pictures, which text files name, too. Its tensors are refused where they are there."""
 _HEADS_OF_SLIDING = frozenset({"rope.dimension_count_swa", "attention.key_length_swa", "attention.value_length_swa"})
-_SAME_SCALE = 1e-6  # files hold it in float32
+_SAME_SCALE = 1e-6  # files hold it in float32. Bounded by float32's 6e-8.
 _IDLE: dict[str, frozenset[int | float | bool | str]] = {
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), frozenset({1})),
     **dict.fromkeys(("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), frozenset({1})),

@@ -32,7 +32,9 @@ from adapters.gguf_header import GgufArray, GgufHeader, GgufTensor
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Llama 3: what every frequency is divided by."""
+# What files of Gemma 3 leave out, by llama.cpp's rules (ADR 0104).
 _GEMMA_PERIOD, _GEMMA_LOCAL_BASE, _GEMMA_27B_LAYERS = 6, 10000.0, 62
+# What a missing key means, by llama.cpp's rules (ADR 0104).
 _DEFAULT_BASE, _DEFAULT_EPSILON = 10000.0, 1e-5
 _WHOLE = {"embedding": "token_embd.weight", "final_norm": "output_norm.weight", "head": "output.weight"}
 _IN_LAYER = {

@@ -144,12 +144,15 @@ class Family:
 
 
 _COMMON: dict[str, Any] = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+# What config.json leaves out means this, by transformers' classes (ADR 0104).
 _LLAMA: dict[str, Any] = _COMMON | {"max_position_embeddings": 2048}
+# As above.
 _MISTRAL: dict[str, Any] = _COMMON | {
     "num_key_value_heads": 8,
     "sliding_window": 4096,
     "max_position_embeddings": 131_072,
 }
+# As above.
 _QWEN: dict[str, Any] = _COMMON | {"max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
 _GEMMA: dict[str, Any] = _COMMON | {
     "hidden_act": "gelu_pytorch_tanh",
@@ -157,6 +160,7 @@ _GEMMA: dict[str, Any] = _COMMON | {
     "head_dim": 256,
     "max_position_embeddings": 8192,
 }
+# As above.
 _GEMMA2: dict[str, Any] = _GEMMA | {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from adapters.decoder.spec import Grouped
 
+# Values that share a scale, as in GGUF's blocks. ADR 0041: 8 bits keep 97 % of choices so.
 GROUP_SIZE = 32
-MIDDLE = 128
-_MOST_UNITS = 24  # a step of 4 bits takes at most 17 units; a group of few distinct values may take more
-_LOWEST, _HIGHEST = -128, 127
+MIDDLE = 128  # the zero of unsigned 8-bit values
+# A step of 4 bits takes at most 17 units; a group of few distinct values may take more. ADR 0041.
+_MOST_UNITS = 24
+_LOWEST, _HIGHEST = -128, 127  # the range of 8 bits
 
 Floats = NDArray[np.float32]
 Halves = NDArray[np.float16]

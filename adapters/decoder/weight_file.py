@@ -27,7 +27,7 @@ from adapters.decoder.spec import Tensor
 from adapters.source_meter import SourceMeter
 from device_profiles.units import MIB
 
-_CHUNK_BYTES: Final = 4 * MIB
+_CHUNK_BYTES: Final = 4 * MIB  # of a digest. Not tuned.
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from device_profiles.memory import LayerCosts, MemoryCosts
 from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
 
-_TELL_EVERY_S = 0.25
+_TELL_EVERY_S = 0.25  # until progress is told again. Not tuned.
 _FIRST_FILE: Final = "model-00001-of-{count:05d}.gguf"
 """The library finds the other files of a split model by the name of the first."""
 _REASON: Final = "error loading model:"

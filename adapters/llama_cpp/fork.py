@@ -30,11 +30,11 @@ from adapters.llama_cpp.native import (
     spinning_briefly,
 )
 from adapters.llama_cpp.state import StateFormat, read_format
+from device_profiles.numerical_class import FIXED_WIDTH
 
 INSTALL: Final = "pip install 'outrider[llama]'"
 _TESTED: Final = ("0.1.5",)
 """Versions whose structures and state format are known to be those that this module reads."""
-_FIXED_WIDTH: Final = 16
 _FLAGS: Final = INT
 _MORE: Final[CallTable] = {
     "llama_free_model": ([POINTER], None),
@@ -89,7 +89,7 @@ class ForkLibrary(NativeLibrary):
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
         if exactness is not Exactness.BIT:
             return [[IN_ANY_ROWS]]
-        return [[IN_PAIRS], [replace(IN_ANY_ROWS, fixed_width=_FIXED_WIDTH)]]
+        return [[IN_PAIRS], [replace(IN_ANY_ROWS, fixed_width=FIXED_WIDTH)]]
 
     def _set_model_options(self, options: Any, device: str, layers: int, *, repack: bool) -> object:
         options.use_mmap, options.repack_tensors, options.n_gpu_layers, options.flash_attn = not repack, repack, 0, True

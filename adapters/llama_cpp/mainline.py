@@ -46,6 +46,7 @@ _RESERVE: Final = ("reserve", ctypes.c_uint8 * 256)
 """What ends the structures of options: the library of another build may write more than stands here."""
 _READ, _BY_DEVICE = 0, -1
 """How a file is loaded: into memory, or mapped where the device can."""
+# The library's value; ADR 0109: without it a state of 256 positions takes 16 ms to read.
 _FLASH_ON: Final = 1
 _FIXED_WIDTHS: Final = ((4, 2), (8,), (1,))
 """In tiers. Measured with xllamacpp on x86: flash attention divides the positions of a single row from 512 on, so no

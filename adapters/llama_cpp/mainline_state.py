@@ -31,7 +31,7 @@ from adapters.llama_cpp.state import CacheFormat, Rows
 _COUNT: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<iQ")
 _TRANSPOSED_HEAD: Final = struct.Struct("<iII")
-_CELL_INTS, _LONGER_CELL_INTS = 3, 6
+_CELL_INTS, _LONGER_CELL_INTS = 3, 6  # numbers of a cell in the two layouts of the library's states
 _MORE_TYPE: Final = -1
 """What `types` has for the part of a cell that is its own with M-RoPE."""
 

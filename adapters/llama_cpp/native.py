@@ -38,7 +38,8 @@ POINTER, INT, SIZE, BOOL = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t, cty
 ON_PROGRESS: Final = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
 
 _ON_LINE: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-_WARNING: Final = 3
+_WARNING: Final = 3  # a level of ggml's
+# Of what the library said, for the message of a failure. Not tuned.
 _KEPT_LINES: Final = 20
 _SPINS: Final = "GOMP_SPINCOUNT"
 _BUILT_FOR: Final = {"x86_64": ("avx2", "fma", "f16c")}

@@ -30,8 +30,8 @@ Rows = list[NDArray[np.uint8]]
 _COUNT: Final = struct.Struct("<I")
 _CELL: Final = struct.Struct("<iI")
 _HEAD: Final = struct.Struct("<iQ")
-_PLAIN, _KEYS_ONLY = 0, 2
-_SHARED: Final = (-1, 0)
+_PLAIN, _KEYS_ONLY = 0, 2  # the library's kinds of a layer's cache
+_SHARED: Final = (-1, 0)  # the library's mark of a layer whose values are another one's
 
 
 class CacheFormat(ABC):

@@ -37,7 +37,7 @@ OPSET = 21
 INT8_ACTIVATIONS = 4
 """MatMulNBits' accuracy level: activations are quantised to 8 bits by groups, as llama.cpp and OpenVINO do."""
 ROPE_MARGIN = 64
-"""Positions behind the context that padding may be turned to."""
+"""Positions behind the context that padding may be turned to. ADR 0040: a forward is filled up by 15 rows at most."""
 
 
 def write_graph(weights: Weights, target: Path, meter: SourceMeter) -> None:

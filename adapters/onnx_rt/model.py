@@ -38,7 +38,8 @@ from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
 
 _LEAST_ROW_BLOCK = 32
-"""No block of the attention operator's is smaller: twice the head size, or what its scores take of the L2 cache."""
+"""No block of the attention operator's is smaller: twice the head size, or what its scores take of the L2 cache. ADR
+0020."""
 
 
 @dataclass(frozen=True, slots=True)

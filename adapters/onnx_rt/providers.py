@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from adapters.contract import Unsupported
 
 SUFFIX = "ExecutionProvider"
+FATAL = 4
+"""Log severity: failures reach us as exceptions, and a copy on standard error only confuses."""
 _NO_DEVICES = ("AzureExecutionProvider",)  # a client of remote endpoints, present in every build
 _FIXED = (
     "it runs graphs of fixed shape with quantised operators (QDQ), compiled ahead of time, and this adapter's graph "

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from adapters.contract import AdapterUnavailable, ModelRefused
+from adapters.decoder.lattice import GROUP_SIZE
 from adapters.decoder.pieces import make_by_rows
 from adapters.decoder.spec import Dense, Grouped, Tensor, Weights
 
-GROUP_SIZE = 32
 _OUTER = ("embedding", "head")
 
 

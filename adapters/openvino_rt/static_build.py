@@ -36,7 +36,7 @@ from adapters.openvino_rt.layers import Layers, Nodes
 from adapters.source_meter import SourceMeter
 
 BODY_FILE, HEAD_FILE, EMBEDDING_FILE, PLAN_FILE = "body.xml", "head.xml", "embedding.npy", "static.json"
-_ROWS_AT_ONCE = 8192
+_ROWS_AT_ONCE = 8192  # of an embedding that is converted. Bounds memory.
 
 
 def write_static(weights: Weights, target: Path, meter: SourceMeter) -> None:

@@ -37,7 +37,9 @@ from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
 Bits = NDArray[np.uint32]
+# ADR 0021: one text through every width, with its rows at several places. Above the usual widths of drafts.
 _SAMPLE_TOKENS = 12
+# The least counts. Not tuned: widths differ by far more than runs do (ADR 0021).
 _TIMED_RUNS = 3
 
 Rows = NDArray[np.float32]

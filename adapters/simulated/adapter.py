@@ -11,10 +11,10 @@ from pathlib import Path
 from adapters.contract import Exactness, LayerRange, LoadOptions, NumericalClass, Progress, Unsupported, check_layers
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
+from device_profiles.numerical_class import FIXED_WIDTH
 from device_profiles.profile import DeviceProfile, Precision, WeightsFormat
 
 SCRIPT_FILE = "script.txt"
-_FIXED_WIDTH = 16
 DEVICES_VARIABLE = "OUTRIDER_SIMULATED_DEVICES"
 
 
@@ -45,7 +45,7 @@ class SimulatedAdapter:
         as_they_come = NumericalClass(Precision.FP32, Precision.FP32, apart=True)
         if options.exactness is not Exactness.BIT:
             return [[as_they_come]]
-        return [[as_they_come], [NumericalClass(Precision.FP32, Precision.FP32, fixed_width=_FIXED_WIDTH)]]
+        return [[as_they_come], [NumericalClass(Precision.FP32, Precision.FP32, fixed_width=FIXED_WIDTH)]]
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the format of what `prepare` writes; there are no weights."""

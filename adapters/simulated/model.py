@@ -34,14 +34,16 @@ from device_profiles.profile import Precision
 from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec, vocabulary_fingerprint
 
+# Bytes and 16 control tokens. Tests and golden replays rest on all of these.
 VOCABULARY = 272
-CONTEXT_TOKENS = 4096
-BLOCK_TOKENS = 16
-APART_TOKENS = 32
-BYTES_PER_TOKEN = 1024
+CONTEXT_TOKENS = 4096  # as above
+BLOCK_TOKENS = 16  # as above
+APART_TOKENS = 32  # as above: rows behind longer prompts are of the other class
+BYTES_PER_TOKEN = 1024  # as above
 _MASK = (1 << 64) - 1
 _LETTERS = frozenset(b"etaoin shrdlu,.\n")
-_CONTEXTS = 97
+_CONTEXTS = 97  # rows of the table that logits come from. As above.
+# An odd number without pattern, for drafts that agree by chance. As above.
 _DRAW = 0xD6E8FEB86659FD93
 
 

@@ -26,6 +26,7 @@ from adapters.contract import (
 
 FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "ecc", "thermal", "capacity", "nan")
 
+# The `spin` of which only the first device computes while it waits; others sleep.
 _FIRST_SPINS = 2
 _DRAW_BITS = 32  # of a random number choose a place, the others whether there is one
 

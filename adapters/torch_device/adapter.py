@@ -26,6 +26,7 @@ from adapters.source_meter import SourceMeter, say_bytes
 from adapters.torch_device.failures import quieten
 from adapters.torch_device.rank_link import RankPlace
 from device_profiles.measured import DeviceRates
+from device_profiles.numerical_class import FIXED_WIDTH
 from device_profiles.profile import FAST, DeviceProfile, WeightsFormat
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'outrider[torch]'"
 _QUANTISED = (Precision.INT8, Precision.INT4)
-_FIXED_WIDTH = 16
 _SPINS = "1000"
 """How often a thread of torch looks for work before it sleeps.
 
@@ -214,7 +214,7 @@ def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[
     first = [NumericalClass(precision, precision) for precision in left]
     if options.exactness is not Exactness.BIT or profile.kind != "cpu":
         return [first]  # off the processor every forward is brought to one shape as it is (model.shapes_for)
-    return [first, [NumericalClass(precision, precision, fixed_width=_FIXED_WIDTH) for precision in left]]
+    return [first, [NumericalClass(precision, precision, fixed_width=FIXED_WIDTH) for precision in left]]
 
 
 def _load(

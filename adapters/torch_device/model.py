@@ -36,17 +36,21 @@ from adapters.torch_device.split import split_decoder
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
+# Prefixes are shared by whole blocks (ADR 0013). It divides the 512 below.
 BLOCK_TOKENS = 32
 DTYPES: dict[Precision, Any] = {
     Precision.FP32: torch.float32,
     Precision.BF16: torch.bfloat16,
     Precision.FP16: torch.float16,
 }
+# ADR 0015: one cuBLAS kernel, as fast for few rows as their weights are read.
 _CUDA_TILE_ROWS = 64
+# ADR 0015: the flash kernel works through keys by 512. By 32 to 128 one row in a few hundred differs.
 _KEY_BLOCKS = 512 // BLOCK_TOKENS
 _MOST_QUERIES = 63
-"""With AMX, torch's attention in bf16 takes another kernel from 64 query rows on, where threads have enough of it."""
-_FREE = 1 << 20
+"""With AMX, torch's attention in bf16 takes another kernel from 64 query rows on, where threads have enough of it. ADR
+0015."""
+_FREE = 1 << 20  # no bound
 
 
 def shapes_for(device_type: str, exactness: Exactness, fixed_width: int = 0, heads_per_key: int = 1) -> Shapes:

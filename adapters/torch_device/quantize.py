@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from adapters.contract import AdapterUnavailable, ModelRefused, Precision
+from adapters.decoder.lattice import GROUP_SIZE
 from adapters.decoder.pieces import make_by_rows
 from adapters.decoder.spec import Grouped, Weights
 from adapters.torch_device.failures import quieten
 from adapters.torch_device.weights import Affine, Float8Rows, Quantised, Stored
 
 INSTALL = "pip install 'outrider[torch,quantize]'"
-GROUP_SIZE = 32
-"""Columns that share a scale where weights have 4 bits, as in GGUF. 8-bit weights have a scale a row."""
 LEAST_FP8 = (8, 9)
 """The compute capability of CUDA devices from which FP8 weights are offered."""
 _OUTER = ("embedding", "head")

@@ -24,9 +24,11 @@ from adapters.contract import Hidden, Logits
 from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch
 from adapters.torch_device.plan import ForwardPlan, Indices
 
+# ADR 0015: larger forwards run as they come. Not tuned.
 MOST_ROWS, MOST_TILES, MOST_READ_BLOCKS = 64, 16, 2048
+# So that short contexts share a graph. Not tuned: masked positions add exactly zero (ADR 0015).
 LEAST_BLOCKS = 8
-_WARM_UPS = 2
+_WARM_UPS = 2  # the first allocates the libraries' workspaces. Not tuned.
 
 Compute = Callable[[Any, Any, Any, PagedBatch], Any]
 # cuDNN's and FlashAttention's kernels take no mask; of those that do, this one reads keys in an order of its own.

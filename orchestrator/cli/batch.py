@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.batches.run import BatchProgress
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
-_TELL_EVERY_S = 5.0
+_TELL_EVERY_S = 5.0  # what a person waits for. Not tuned.
 
 
 def batch(

@@ -14,6 +14,7 @@ from orchestrator.errors import OutriderError
 URL_VARIABLE = "OUTRIDER_URL"
 KEY_VARIABLE = "OUTRIDER_KEY"
 """A key is never an option: every user of a machine sees what its processes were started with."""
+# Of a daemon that hangs; its own answers take milliseconds (ADR 0068).
 ANSWER_S = 10.0
 
 Place = Path | str

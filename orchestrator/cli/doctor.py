@@ -17,6 +17,7 @@ from adapters.builds import find_build
 from adapters.device_facts import DeviceFacts, device_facts
 from adapters.device_memory import HostMemory, read_host_memory
 from adapters.model_store import ModelStore
+from adapters.store_usage import BLOCK_BYTES
 from device_profiles.store import ProfileStore
 from device_profiles.units import GIB, human_bytes
 from orchestrator.cli.options import ConfigFile, print_json
@@ -40,10 +41,9 @@ _CHECKOUT = (Path(__file__).parents[2] / "pyproject.toml").is_file()
 _OWN = "installed from this checkout" if _CHECKOUT else "installed with Outrider"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+# What the default model takes with its KV cache and a draft, roundly.
 LEAST_MEMORY_BYTES = 2 * GIB
-LEAST_DISK_BYTES = 2 * GIB
-BLOCK_BYTES = 512
-"""What st_blocks counts."""
+LEAST_DISK_BYTES = 2 * GIB  # as much: an artefact of a small model, and the reserve
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import typer
 from orchestrator.cli.admin_command import Daemon, admin_command
 from orchestrator.plain_table import print_lines, print_table
 
-_SHOWN_STRETCHES = 12
+_SHOWN_STRETCHES = 12  # what a person reads. Not tuned.
 
 
 @admin_command

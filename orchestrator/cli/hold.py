@@ -21,7 +21,7 @@ _Name = Annotated[
         autocompletion=complete_part,
     ),
 ]
-_LOOK_S = 0.25
+_LOOK_S = 0.25  # until a drain is looked at again. Not tuned.
 _DRAINED = "cordoned"
 _HOLD = "/admin/hold"
 

@@ -16,8 +16,9 @@ from orchestrator.cli.admin_command import Daemon, daemon_command
 from orchestrator.cli.daemon_socket import query_daemon
 from orchestrator.cli.options import complete_worker
 
+# ADR 0068: asked each half second, as a stream would hold a connection.
 _FOLLOW_S = 0.5
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # units
 _COLOURS = {"debug": "dim", "warning": "yellow", "error": "red", "critical": "red"}
 _FIRST = ("timestamp", "level", "event", "logger")
 Level = Literal["debug", "info", "warning", "error"]

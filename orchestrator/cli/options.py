@@ -14,7 +14,7 @@ from orchestrator.cli.daemon_socket import fetch_page
 from orchestrator.config.socket_place import guess_socket
 from orchestrator.errors import OutriderError
 
-_WITHIN_S: Final = 0.5
+_WITHIN_S: Final = 0.5  # what whoever presses a key bears. Not tuned.
 KINDS: Final = ("device", "host", "worker")
 
 

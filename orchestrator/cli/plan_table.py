@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         Shard,
     )
 
-_MOST_REJECTED = 40
+_MOST_REJECTED = 40  # what a person reads. Not tuned.
 _SELDOM_ASKED = "; the draft runs ahead of its link, so only drafts that it did not foresee pay for the way"
 
 

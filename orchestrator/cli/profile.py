@@ -26,6 +26,7 @@ from orchestrator.cli.options import AsJson, ConfigFile, print_json
 from orchestrator.errors import OutriderError, WorkerError
 from orchestrator.plain_table import print_lines, print_table
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
+from policies.planning.shard_cost import PREFILL_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from orchestrator.config.model import ClusterConfig
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from orchestrator.protocol.measuring import Finding
 
 _Show = Callable[[str, float], None]
-_CHUNK = 512
 _MODEL_COLUMNS = "models|runtime|role|model|class|1, 5, 16 rows|prefill|round|error|load|memory|bound"
 
 
@@ -264,7 +264,7 @@ def _build_model_row(model: MeasuredModel, devices: list[MeasuredDevice]) -> tup
         f"{model.model} {model.weights}, {model.exactness}",
         f"{model.numerical_class}; {model.class_fingerprint or 'not measured'}",
         f"{', '.join(f'{model.cost.ms(count):.1f}' for count in (1, 5, 16))} ms",
-        f"{_CHUNK * MS_PER_S / model.cost.prefill_ms(_CHUNK):.0f} tok/s",
+        f"{PREFILL_CHUNK_ROWS * MS_PER_S / model.cost.prefill_ms(PREFILL_CHUNK_ROWS):.0f} tok/s",
         f"+ {model.overhead.ms(1, 1):.2f} ms",
         f"{model.decode_error:.0%}, {model.prefill_error:.0%}",
         f"{model.load_s:.1f} s",

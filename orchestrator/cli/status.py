@@ -12,7 +12,7 @@ from orchestrator.machine.cores import spans
 if TYPE_CHECKING:
     from rich.table import Table
 
-_SHOWN_QUEUE = 0.05
+_SHOWN_QUEUE = 0.05  # less would read 0.0
 MOST_ROWS = 24
 """Of devices, and of hosts: in a table. With --json there are all."""
 

@@ -12,6 +12,7 @@ from orchestrator.cli.admin_command import Daemon, admin_command
 from orchestrator.cli.daemon_socket import Place, StatusError, query_daemon
 from orchestrator.cli.status_show import show_status
 
+# ADR 0068: what a status takes.
 _SHORTEST_S = 0.2
 
 

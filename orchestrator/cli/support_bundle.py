@@ -30,8 +30,8 @@ _NEVER = (
     "environment variables, the file of keys, certificates",
     "the journal of answers and the files of batches, which have prompts",
 )
-_OWNERS_ONLY = 0o600
-_LOG_LINES = 10_000
+_OWNERS_ONLY = 0o600  # a mode of files
+_LOG_LINES = 10_000  # what the daemon gives at most
 
 
 class BundleError(OutriderError):

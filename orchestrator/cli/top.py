@@ -12,7 +12,7 @@ from orchestrator.cli.admin_command import Daemon, daemon_command
 from orchestrator.cli.daemon_socket import Place, StatusError, query_daemon
 
 INSTALL = "pip install 'outrider[top]'"
-_SHORTEST_S = 0.2
+_SHORTEST_S = 0.2  # as of `status --watch`
 
 
 @daemon_command

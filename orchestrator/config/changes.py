@@ -16,7 +16,7 @@ from orchestrator.config.section import Section
 from orchestrator.config.source_text import Place, format_place
 from orchestrator.redaction import redact_secrets
 
-_LONGEST_SHOWN: Final = 200
+_LONGEST_SHOWN: Final = 200  # characters of a value in a message. Not tuned.
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from orchestrator.errors import ConfigError
 PREFIX: Final = "outrider-"
 """Every key begins so: scanners for leaked secrets find it, and nothing else does."""
 _KEY_BYTES: Final = 32
-_MODE: Final = 0o640
-_LOCK_S: Final = 10.0
+_MODE: Final = 0o640  # a mode of files
+_LOCK_S: Final = 10.0  # whoever has it writes one small file. Not tuned.
 _HEAD: Final = "# API keys of Outrider, by `outrider keys`. Only digests stand here: a key that is lost is made anew.\n"
 
 

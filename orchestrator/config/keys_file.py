@@ -25,8 +25,9 @@ _VERSION: Final = "v1:"
 """Before a digest: SHA-256 of the key. Keys are random, so nothing slower is needed to keep them from being guessed."""
 _HASH: Final = re.compile(r"v1:[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# ADR 0065: digits of a digest by which a key is found. They are no secret.
 _ID_LETTERS: Final = 12
-_MOST_BYTES: Final = 16 * 1024 * 1024
+_MOST_BYTES: Final = 16 * 1024 * 1024  # a larger file is another one
 
 
 class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from orchestrator.config.section import Section
 
-_HOUR_MS = 3_600_000
+_HOUR_MS = 3_600_000  # a longer objective is a mistake of units
 
 
 class RouteWeights(Section):

@@ -35,6 +35,7 @@ def _as_a_reserve(value: ByteSize) -> ByteSize:
     return value
 
 
+# ADR 0106: two slots of 128 KiB. Not tuned.
 LEAST_RESERVE_BYTES = 256 * 1024
 ReserveSize = Annotated[Size, AfterValidator(_as_a_reserve)]
 

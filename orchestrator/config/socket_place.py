@@ -10,7 +10,7 @@ from typing import Final
 from orchestrator.errors import ConfigError
 
 USUAL_PLACES: Final = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
-DEFAULT_PORT: Final = 8000
+DEFAULT_PORT: Final = 8000  # as vLLM's
 
 
 def find_config_path() -> Path | None:

@@ -16,7 +16,7 @@ Lines = dict[Place, int]
 
 # Aliases can make a short text unfold into an endless one.
 MOST_PLACES = 10_000
-_LONGEST_SHOWN = 60
+_LONGEST_SHOWN = 60  # characters of a key or value in a message. Not tuned.
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _TEXT_TAG = "tag:yaml.org,2002:str"
 # YAML 1.1 reads `off` and `no` as false and 2026-01-31 as a date. Here they are text, as in YAML 1.2, which

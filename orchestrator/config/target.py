@@ -11,6 +11,7 @@ from orchestrator.config.adapter_names import AUTO as AUTO
 from orchestrator.config.adapter_names import AdapterName, DeviceName, ShardingName
 from orchestrator.config.section import Section
 
+# Of one target on hand-written places; numbers from 64 on are standbys (control.replicas.standbys).
 MAX_REPLICAS = 64
 
 THIS_NODE = "here"

@@ -67,10 +67,11 @@ from orchestrator.errors import DaemonError, OutriderError
 from orchestrator.protocol.events import Progress
 from orchestrator.telemetry import get_logger, set_level
 
-_TEND_S = 1.0
+_TEND_S = 1.0  # between two looks of the journal after what is due. Not tuned.
+# A load says each step within it, so that systemd does not give up (ADR 0064). Not tuned.
 _START_EXTENSION_S = 60.0
 _STOP_EXTENSION_S = 30.0
-"""What a stop may take behind the drain: batches, workers, the journal."""
+"""What a stop may take behind the drain: batches, workers, the journal. Not tuned."""
 
 _log = get_logger(__name__)
 

@@ -33,10 +33,13 @@ from policies.models.device_layers import (
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-_KV_VALUE_BYTES = 2
+# Of the smallest floats that a cache has everywhere: with larger ones there is room for less.
+KV_VALUE_BYTES = 2
+# Positions that a recurrent state is counted as (ADR 0110). Not tuned.
 _STATE_POSITIONS = 256
 _FEWER = 0.75
-"""Of the layers that found no memory though they were planned, so many are tried next."""
+"""Of the layers that found no memory though they were planned, so many are tried next. ADR 0109. Not tuned: each try is
+a load."""
 
 
 def load_planned(
@@ -124,6 +127,6 @@ def _count_kv_bytes(facts: GgufFacts) -> tuple[int, ...]:
     least."""
     each = zip(facts.kv_heads, facts.key_lengths, facts.value_lengths, facts.state_elements, strict=True)
     return tuple(
-        _KV_VALUE_BYTES * heads * (key + value) + ceil_div(STATE_VALUE_BYTES * state, _STATE_POSITIONS)
+        KV_VALUE_BYTES * heads * (key + value) + ceil_div(STATE_VALUE_BYTES * state, _STATE_POSITIONS)
         for heads, key, value, state in each
     )

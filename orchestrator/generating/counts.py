@@ -20,12 +20,16 @@ from orchestrator.worker.drafting.statistics import MOST_CONTEXT, MOST_TOKEN, TO
 
 Longs = NDArray[np.int64]
 
+# ADR 0087: one conversation in ten says how often entries are right.
 _HELD_OUT_ONE_IN = 10
 _LEAST_COUNT = 2
-"""A context of three tokens must have been there so often: one occurrence says no more than the shorter context."""
+"""A context of three tokens must have been there so often: one occurrence says no more than the shorter context. ADR
+0087: so contexts up to 3 tokens are worth 4.3 %; up to 5 with nothing left out, 2.4 %."""
+# ADR 0087: stated chances were within 0.03 of what was accepted in every tenth.
 _BUCKETS = 20
-_PRIOR = 5.0  # outcomes that p is worth
-_MASK = (1 << TOKEN_BITS) - 1
+# Outcomes that p is worth. ADR 0087. Not tuned.
+_PRIOR = 5.0
+_MASK = (1 << TOKEN_BITS) - 1  # of one token in a key
 
 
 class Positions(NamedTuple):

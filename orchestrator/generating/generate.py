@@ -24,9 +24,9 @@ from orchestrator.worker.engine.loop import DecodeLoop
 from policies.sampling import Sampling
 from policies.sampling.logprobs import TokenScore
 
-TEXTS_PER_FILE = 64
-_TEXTS_AT_HAND = 400  # of the target's own, to ask about
-_LEAST_WORDS = 40
+TEXTS_PER_FILE = 64  # what a crash may lose. Not tuned.
+_TEXTS_AT_HAND = 400  # of the target's own, to ask about. Not tuned.
+_LEAST_WORDS = 40  # a shorter text has nothing to ask about. Not tuned.
 
 
 @dataclass(frozen=True, slots=True)

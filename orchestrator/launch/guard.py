@@ -10,7 +10,8 @@ import os
 import sys
 import time
 
-_PATIENCE_S = 5.0  # for those that end by themselves
+# For those that end by themselves. ADR 0050.
+_PATIENCE_S = 5.0
 
 
 def main() -> None:

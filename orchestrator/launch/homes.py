@@ -23,11 +23,13 @@ import msgspec
 _SOCKET, _OUTPUT, _RECORD, _GUARD = "socket", "output", "record", "guard"
 _SPARE = "spare."
 _SPARES, _MOST_SPARES = 2, 8  # that are made ahead, and that are kept when workers end
+# ADR 0106: a block, which the home has before it is needed.
 _RECORD_BYTES = 4096
-_BACKLOG = 4
+_BACKLOG = 4  # daemons that knock at a time: there is one
 _STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, behind the command's name
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_PIPE_BYTES = 1024 * 1024  # what an orphan may print before it waits, or loses the rest
+# What an orphan may print before it waits, or loses the rest. ADR 0050. Linux's most without privileges.
+_PIPE_BYTES = 1024 * 1024
 
 
 class HomeRecord(msgspec.Struct, frozen=True):

@@ -55,7 +55,9 @@ _TELLING = (
     *("CUDA_", "GOMP_", "HF_", "KMP_", "LD_", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENVINO_", "ORT_", "OV_"),
     *("PYTHON", "PYTORCH_", "TBB_", "TORCH_", "OUTRIDER_"),
 )
+# Of a worker's frames that wait in the daemon. Not tuned: frames are a few hundred bytes.
 _READ_AHEAD_BYTES = 1024 * 1024
+# What a worker may take to end its rounds when the daemon closes. Not tuned.
 _CLOSE_GRACE_S = 5.0
 _ANSWER_S = 3.0  # an orphan that does not answer for so long hangs
 _PYTHON = (sys.executable, "-P", "-m")

@@ -28,11 +28,13 @@ from orchestrator.protocol.frames import decode_events, encode
 from policies.serving.failover.blame import LossKind
 
 KILL_S = 2.0
-"""From SIGKILL to the end; only an uninterruptible wait takes longer."""
-_TEARDOWN_S = 5.0  # from the last event to the end of the process
-_CAUSE_S = 0.5  # from the end of the events to why they ended: failover waits for that
-_TERM_S = 1.0  # from SIGTERM to SIGKILL
-_LAST_WORDS_S = 0.5
+"""From SIGKILL to the end; only an uninterruptible wait takes longer. Not tuned."""
+# From the last event to the end of the process. ADR 0050. Not tuned.
+_TEARDOWN_S = 5.0
+# From the end of the events to why they ended: failover waits for that. ADR 0050. Not tuned.
+_CAUSE_S = 0.5
+_TERM_S = 1.0  # from SIGTERM to SIGKILL. Not tuned.
+_LAST_WORDS_S = 0.5  # what was printed may come behind the end. Not tuned.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 _log = logging.getLogger(__name__)

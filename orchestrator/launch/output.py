@@ -7,8 +7,8 @@ import os
 
 from orchestrator.telemetry import get_logger
 
-_CHUNK_BYTES = 65536
-_LONGEST_BYTES = 16384
+_CHUNK_BYTES = 65536  # of one read: what a pipe holds on Linux
+_LONGEST_BYTES = 16384  # of one entry of the log. Not tuned.
 
 _log = get_logger(__name__)
 

@@ -49,7 +49,7 @@ from orchestrator.launch.ray_messages import (
     decode_order,
     encode,
 )
-from orchestrator.launch.ray_places import Places
+from orchestrator.launch.ray_places import NODE_SHARE, Places
 from orchestrator.launch.ray_settings import JOB_SERVER_WAY_OUT, NAMESPACE, WAY_OUT, init_options
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.worker.host import one_line
@@ -57,17 +57,20 @@ from orchestrator.worker.host import one_line
 _PASSED_ON = (VARIABLE,)
 """Variables of the daemon's environment that every worker gets, on whatever host."""
 START_TIMEOUT_S = 60.0
-"""Bounds the wait for a place and for the actor's process, while the head answers."""
+"""Bounds the wait for a place and for the actor's process, while the head answers. ADR 0048. Not tuned."""
 HANGS_AFTER_S = 1.0
-"""A process that was told to end."""
+"""A process that was told to end. ADR 0017. Not tuned."""
+# For a task on the process's own node that ends it (ADR 0017). Not tuned.
 KILL_TIMEOUT_S = 5.0
 
+# ADR 0048: the head is asked every second.
 _ANSWER_EVERY_S = 1.0
+# ADR 0048: and given two, so that it counts as away after four.
 _ANSWER_TIMEOUT_S = 2.0
-_EXIT_CODE_TIMEOUT_S = 5.0
+_EXIT_CODE_TIMEOUT_S = 5.0  # why a worker ended is worth no longer wait. Not tuned.
+# ADR 0048: a busy host's kernel answers within it.
 _REACH_TIMEOUT_S = 1.0
-_APPEARS_WITHIN_S = 5.0  # a host: the cluster may be a few seconds old
-_NODE_SHARE = 0.001  # of a node's own resource: binds an actor to it, and leaves room for a thousand
+_APPEARS_WITHIN_S = 5.0  # a host: the cluster may be a few seconds old. Not tuned.
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes| There are some|$)", re.MULTILINE)
 
 
@@ -183,7 +186,7 @@ class Driver:
             strategies = self._ray.util.scheduling_strategies
             options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
         elif spec.node:
-            options["resources"] = {f"node:{spec.node}": _NODE_SHARE}
+            options["resources"] = {f"node:{spec.node}": NODE_SHARE}
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | spec.environment
         if environment:
             options["runtime_env"] = {"env_vars": environment}

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 from orchestrator.errors import OutriderError
 
 INSTALL = "pip install 'outrider[jobs]'"
+# ADR 0054: logs are polled. Not tuned.
 LOOK_EVERY_S = 1.0
 AWAY_S = 120.0
-"""How long a job server may be away while a job is followed."""
+"""How long a job server may be away while a job is followed. ADR 0054. Not tuned."""
 _OK = "SUCCEEDED"
 
 

@@ -14,8 +14,10 @@ from typing import Any
 from orchestrator.config.target import THIS_NODE
 from orchestrator.protocol.contract import WorkerSpec
 
+# ADR 0060: where other work has the CPUs, the worker runs all the same.
 _PLACED_WITHIN_S = 5.0
-_NODE_SHARE = 0.001  # of a node's own resource: binds to it, and leaves room for a thousand
+# Of a node's own resource: binds to it, and leaves room for a thousand. Any share below 1 / 100 does.
+NODE_SHARE = 0.001
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class Places:
 
     def _reserve(self, spec: WorkerSpec) -> _Place:
         ip = self._own_ip if spec.node == THIS_NODE else spec.node
-        bundle = {"CPU": spec.reserved_cpus, f"node:{ip}": _NODE_SHARE}
+        bundle = {"CPU": spec.reserved_cpus, f"node:{ip}": NODE_SHARE}
         if spec.device.startswith("CUDA"):
             bundle["GPU"] = 1.0
         group = None

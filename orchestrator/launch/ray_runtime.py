@@ -29,10 +29,13 @@ from policies.serving.failover.blame import LossKind
 PATIENCE_S = 2.5
 """From the first attempt that failed to the last: with the one before and the one after it, 2.5 to 4 s."""
 
+# ADR 0048: twice a second.
 _EVERY_S = 0.5
+# ADR 0048. Not tuned: a kernel answers within milliseconds.
 _ATTEMPT_S = 1.0
-_CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0
+_CLOSE_GRACE_S = _KILL_TIMEOUT_S = 5.0  # as in launch.local and ray_driver
 _HANGS_AFTER_S = 1.0  # a process that Ray has told to end
+# ADR 0048: whether something listens at the address of a cluster that is away.
 _LOOK_EVERY_S = 0.5
 _RAY_WANTS_MEMORY = "running low on memory"  # in its words for a worker that its memory monitor ended
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # between attempts to join again

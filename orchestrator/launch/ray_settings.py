@@ -39,13 +39,17 @@ JOB_LIBRARIES = ("aiohttp", "aiohttp_cors", "opencensus")
 WAY_OUT = "pip install 'outrider[ray]', or set cluster.runtime: local"
 JOB_SERVER_WAY_OUT = "pip install 'outrider[jobs]' (that is ray[default]), or leave cluster.job_server out"
 
+# Of asking a cluster whether it wants a token (ADR 0048). Not tuned.
 _PROBE_TIMEOUT_S = 5.0
-_ASKED_WITHIN_S = 1.5
-_MOST_PORT = 65_535
+_ASKED_WITHIN_S = 1.5  # as above, of one address, for `config check`
+_MOST_PORT = 65_535  # TCP's
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
-_LOGICAL_CPUS = 64  # of an embedded Ray: its only tenants are our workers, so it is not to ration them
-_LOG_FILE_BYTES = 10 * 1024 * 1024  # of an embedded Ray: its files may lie in memory
-_PATIENCE_S = 1_000_000  # with a head that is away: by default Ray ends the process after 60 s, streams and all
+# Of an embedded Ray: its only tenants are our workers, so it is not to ration them. Any number above that of workers
+# does.
+_LOGICAL_CPUS = 64
+_LOG_FILE_BYTES = 10 * 1024 * 1024  # of an embedded Ray: its files may lie in memory. Not tuned.
+# With a head that is away: by default Ray ends the process after 60 s, streams and all. ADR 0048.
+_PATIENCE_S = 1_000_000
 _TOKEN_NAMES = frozenset({"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"})
 _PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,7 @@ KILLED_FOR_MEMORY: Final = (
     "was killed for want of memory (SIGKILL by the kernel); "
     "free memory, raise the limit of its control group, or lower limits.kv_cache"
 )
-_NOTE_EVERY_S = 0.5
+_NOTE_EVERY_S = 0.5  # of reading the peak from /proc. Not tuned.
 
 
 def peak_rss_bytes(process: int | str = "self") -> int:

@@ -15,9 +15,10 @@ except ImportError:  # not on Windows
 
 _GONE: Final = (psutil.Error, OSError)
 LOOK_S: Final = 1.0
-"""Between two looks."""
+"""Between two looks. ADR 0107."""
 _LEAST_CPU_S: Final = 0.01
-"""Of processor time in a second: what threads take that only wait stays below it, and a starved process above."""
+"""Of processor time in a second: what threads take that only wait stays below it, and a starved process above. ADR
+0107."""
 
 
 class WorkMeter:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
 
 from device_profiles.device_load import DeviceLoad, find_device_load
 from orchestrator.planning.estimates import DeviceSource
 from policies.planning.plan import Device, Inventory, Option, Role, Shard
 from policies.serving.device_load import describe_heat
+from policies.serving.failover.health import SUSPECT_HEALTH
 
 Key = tuple[str, str, str, int]
-HOT_HEALTH: Final = 0.5
-"""The health of a device that makes itself slower, as of one that is suspect."""
 Corrections = Mapping[Key, float]
 """By profile, runtime, weights and threads of a target: measured time over predicted time."""
 
@@ -73,9 +71,9 @@ def apply_loads(
             memory = min(memory, usable) if device.memory_stated else usable
         now = replace(device, utilisation=load.others or 0.0, queue_depth=load.queue_depth, memory_bytes=memory)
         hot = describe_heat(load, hot=False)
-        if not hot or device.health <= HOT_HEALTH:
+        if not hot or device.health <= SUSPECT_HEALTH:
             return now
-        return replace(now, health=HOT_HEALTH, health_why=f"{device.id} slows itself down: {hot}")
+        return replace(now, health=SUSPECT_HEALTH, health_why=f"{device.id} slows itself down: {hot}")
 
     return replace(cluster, devices=tuple(load_device(device) for device in cluster.devices))
 

@@ -12,19 +12,26 @@ from device_profiles.units import GIB
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.plan import Option, Role
+from policies.planning.shard_cost import PREFILL_CHUNK_ROWS
 
 KV_BYTES = 2  # a 16-bit KV cache, which exactness `bit` needs
 _MIN_ROWS = 2  # docs/adr/0002-two-rows-per-segment.md
-_FIXED_BYTES = 1 * GIB  # assumed: a process with its libraries and, on GPUs, its context
-_PROCESS_BYTES = GIB // 2  # of a process that serves here, as the runtimes' loaders count it: they see what is free
-_LOGITS_ROWS = 64  # rows of a forward whose logits are in memory at once
-_ROW_FLOATS = 8  # float32 values of a row's activations at the peak, as multiples of the MLP's width
-_CHUNK_ROWS = 512
+# Assumed: a process with its libraries and, on GPUs, its context. Not measured.
+_FIXED_BYTES = 1 * GIB
+PROCESS_BYTES = GIB // 2  # of a process that serves here, as the runtimes' loaders count it: they see what is free
+# Rows of a forward whose logits are in memory at once. ADR 0020.
+_LOGITS_ROWS = 64
+# Float32 values of a row's activations at the peak, as multiples of the MLP's width. ADR 0020.
+_ROW_FLOATS = 8
+# Shares of a processor's cores that a sketch is planned with. Not tuned.
 _THREAD_SHARES = (1.0, 0.75, 0.25)
-_ASSUMED_BYTES_PER_S = {"cpu": 20.0 * GB, "cuda": 500.0 * GB}  # of a device of which nothing is known
-_ASSUMED_FLOPS = {"cpu": 0.2 * TERA, "cuda": 50.0 * TERA}
+# Of a device of which nothing is known. Not measured.
+_ASSUMED_BYTES_PER_S = {"cpu": 20.0 * GB, "cuda": 500.0 * GB}
+_ASSUMED_FLOPS = {"cpu": 0.2 * TERA, "cuda": 50.0 * TERA}  # as above, operations a second
+# ADR 0108: where the device's rates are not measured; 40 % where they are.
 _ASSUMED_ERROR = 1.0
-_CORES_FOR_BANDWIDTH = 0.5  # assumed: half of a processor's cores reach its memory's peak
+# Assumed: half of a processor's cores reach its memory's peak. ADR 0026. Not measured.
+_CORES_FOR_BANDWIDTH = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,7 @@ def estimate_option(device: MeasuredDevice, model: PlannedModel, *, prepared: bo
     whole = _build_option(model, Role.TARGET, device.adapter, weights, rates, EFFICIENCY[sheet_kind])
     if not bandwidth or not flops:
         whole = replace(whole, cost=replace(whole.cost, error=_ASSUMED_ERROR))
-    return replace(whole, threads=device.threads, fixed_bytes=_PROCESS_BYTES, source="estimate", prepared=prepared)
+    return replace(whole, threads=device.threads, fixed_bytes=PROCESS_BYTES, source="estimate", prepared=prepared)
 
 
 def _options(sheet: Datasheet, model: PlannedModel, role: Role, cores: int) -> Iterator[Option]:
@@ -153,7 +160,7 @@ def _build_option(
         layer_bytes=shape.layer_elements * bits / 8,
         end_bytes=shape.end_elements * bits / 8,
         fixed_bytes=_FIXED_BYTES,
-        workspace_bytes=4 * (_ROW_FLOATS * shape.mlp * _CHUNK_ROWS + shape.vocabulary * _LOGITS_ROWS),
+        workspace_bytes=4 * (_ROW_FLOATS * shape.mlp * PREFILL_CHUNK_ROWS + shape.vocabulary * _LOGITS_ROWS),
         kv_bytes_per_token=shape.kv_elements * KV_BYTES,
         min_rows=_MIN_ROWS,
         source="datasheet",

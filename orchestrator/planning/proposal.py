@@ -36,8 +36,9 @@ from policies.planning.merit import tells_burden
 from policies.planning.placement import plan_placement
 from policies.planning.plan import Inventory, NoPlan, Objective, Option, Plan, PlanGoal, Role
 
+# Where a search for a depth that agrees with its own plan begins (ADR 0033). Any from 1 to 12 does.
 _FIRST_DEPTH = 4
-_MOST_PLANS = 3
+_MOST_PLANS = 3  # plans until it agrees. Bounds time.
 
 
 _NOTHING: Final[Mapping[str, str]] = {}

@@ -15,7 +15,7 @@ from orchestrator.planning.estimates import DeviceSource
 from orchestrator.planning.models import PlannedModel
 from policies.planning.plan import DefaultLinks, Device, Host, Inventory, Option
 
-_BITS_PER_BYTE = 8
+_BITS_PER_BYTE = 8  # a unit
 _SKETCHED = "assumed"
 
 

@@ -10,7 +10,7 @@ from orchestrator.protocol.commands import Command
 from orchestrator.protocol.events import Event
 
 ORPHAN_GRACE_S = 1.0
-"""From the Stop that an orphan gives itself to its end."""
+"""From the Stop that an orphan gives itself to its end. Not tuned."""
 
 _commands = msgspec.msgpack.Decoder(list[Command])
 _events = msgspec.msgpack.Decoder(list[Event])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4  # of the format above
 _PACKED = np.dtype("<u4")
 
 

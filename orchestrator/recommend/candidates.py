@@ -18,6 +18,7 @@ CHAIN = "chain"
 """All candidates that can be loaded, in order of cost."""
 CONFIGURED = "configured"
 """The configuration's drafts together, where that is another chain."""
+# The order in which a chain asks: by what a token of each takes.
 _COST = {"suffix": 0, "index": 1, "model": 2}
 
 

@@ -38,7 +38,7 @@ from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS, MeasurementError, PromptText, read_texts, spread
 
-_WARM_DEPTH = 4
+_WARM_DEPTH = 4  # of requests that are not counted. Any does.
 Tell = Callable[[str, float], None]
 """Hears what is being done, and which share of it is done (below 0: that is not known)."""
 

@@ -36,6 +36,7 @@ STARTING = Step("start", -1.0)
 THREAD_DIED = 3
 """The exit code of a worker one of whose threads died."""
 
+# ADR 0049: far enough that the kernel takes a worker and not its daemon. 1000 is Linux's most.
 _OOM_SCORE_ABOVE, _MOST_OOM_SCORE = 500, 1000
 
 

@@ -31,8 +31,10 @@ from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from orchestrator.worker.host import EngineHost, die_before_the_daemon, end_process_with_its_threads
 
+# ADR 0050: the last events are to get out; nobody waits for more. Not tuned.
 _FLUSH_S = 2.0
-_KNOCK_S = 2.0  # what whoever knocks may take to say who it is
+# What whoever knocks may take to say who it is. ADR 0050. Not tuned.
+_KNOCK_S = 2.0
 _CREDENTIALS = struct.Struct("3i")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 SHARES = (1, 2, 4)
-"""A whole KV cache, a half, a quarter: what is tried, in this order (docs/configuration.md, "Out of memory")."""
+"""A whole KV cache, a half, a quarter: what is tried, in this order (docs/configuration.md, "Out of memory"). ADR 0049,
+0053. Not tuned."""
 
 _NAMES = {1: "all", 2: "half", 4: "a quarter"}
 

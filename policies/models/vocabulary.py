@@ -16,7 +16,7 @@ from enum import Enum
 # Rows that fill a vocabulary up have names: [PAD7] where a file has none, <unused7>, <|reserved_special_token_7|>.
 # A picture's place (<image_soft_token>) is one that text never holds.
 _PADDING = re.compile(r"[<\[|].*(?:pad|unused|reserved|dummy|extra_id|soft_token).*[>\]|]", re.IGNORECASE)
-_LONGEST_SHOWN = 32
+_LONGEST_SHOWN = 32  # characters of a token in a message. Not tuned.
 
 
 class Match(Enum):

@@ -23,9 +23,11 @@ from device_profiles.units import MILLION, MS_PER_S, S_PER_HOUR, compute_cost_pe
 from policies.planning.plan import Device, Host, Objective, Prediction
 
 ALIKE = 1e-9
-"""Relative: figures closer than this are equal."""
+"""Relative: figures closer than this are equal. Bounded by rounding alone: devices of one profile tie exactly (ADR
+0025)."""
 LEAST_BURDEN = 1e-9
-"""What a device counts as that costs nothing more, so that the faster one of two such is the better."""
+"""What a device counts as that costs nothing more, so that the faster one of two such is the better. Any value far
+below a price or a power does (ADR 0055)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from device_profiles.units import MS_PER_S, human_bytes
 from policies.planning.plan import Device, Prediction, Score, Term, TermWeights, Workload
 from policies.planning.shard_cost import ModelPart, context_tokens
 
-_UNKNOWN = 0.5  # of a term whose figures are not known: neither for nor against
+# Of a term whose figures are not known: neither for nor against. Not tuned: it only decides between plans of equal
+# merit (ADR 0025).
+_UNKNOWN = 0.5
 
 
 def placement_score(

@@ -46,7 +46,8 @@ from policies.planning.plan import DrafterFacts, Prediction, Workload
 from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, hops_ms, micro_batch_counts
 
 Values = TypeVar("Values", float, NDArray[np.float64])
-_BYTES_PER_DRAFT = 64.0  # of one sequence's message on the draft's link: ids, confidences, framing
+# Of one sequence's message on the draft's link: ids, confidences, framing. ADR 0017: four tokens are 74 bytes.
+_BYTES_PER_DRAFT = 64.0
 
 
 @dataclass(frozen=True, slots=True)

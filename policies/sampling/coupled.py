@@ -13,6 +13,7 @@ from policies.sampling import noise
 from policies.sampling.filters import contenders, nucleus_size
 from policies.sampling.params import NotFinite, Row, Sampling, finite_top, scale_logits
 
+# Says how many tokens are looked at closely, and no choice depends on it (ADR 0038). Not tuned.
 _SCREEN_NATS = 5.0
 
 

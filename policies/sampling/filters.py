@@ -20,15 +20,21 @@ from policies.sampling.params import Row, Sampling, finite_top, relative, scale_
 # How far below the best candidates are looked for, in nats, before all are. Alone, a width decides nothing but how many
 # are sorted. Over min-p it decides whose mass is reckoned with, which is the same but for rounding.
 _WIDTHS = (8.0, 10.0, 12.0, 16.0)
+# The same where min-p bounds the mass: fewer, as its floor is among them.
 _WIDTHS_OVER_MIN_P = (4.0, 8.0, 16.0)
 _ROUNDED = 1.0 + 1e-9  # above what the order of a sum may change
-_PIECE = 8192  # tokens of which the mass is taken at a time; another number would round otherwise
-_LARGE_PIECE = 24576  # tokens of which it is estimated at a time
-_DOT = 8192  # of these at a time are summed: of more, BLAS would make threads
+# Tokens of which the mass is taken at a time; another number would round otherwise. ADR 0038: 32 KB, which stay in the
+# first cache.
+_PIECE = 8192
+# Tokens of which it is estimated at a time. ADR 0038: the estimate's error is bounded, so no choice depends on it.
+_LARGE_PIECE = 24576
+# Of these at a time are summed: of more, BLAS would make threads. ADR 0038. Bounded above by that.
+_DOT = 8192
 # What the two may be off together, as a share. In single precision a token's nats are off by at most 3e-7 of them, and
 # their mean is below the logarithm of the vocabulary's size (an entropy is); a sum of _DOT by 5e-4, in the worst order.
 _ESTIMATED = 1e-3
-_GROUP = 64  # tokens that the best of them stands for
+# Tokens that the best of them stands for. ADR 0038: no choice depends on it.
+_GROUP = 64
 
 
 def distribution(row: Row, sampling: Sampling) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:

@@ -21,16 +21,20 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-_MASK64 = (1 << 64) - 1
+_MASK64 = (1 << 64) - 1  # of 64-bit arithmetic
+# Of splitmix64 (Steele, Lea, Flood 2014): to change it is to change every seeded answer.
 _GOLDEN = 0x9E3779B97F4A7C15
+# An odd number without pattern, as the next one: to change it is to change every seeded answer.
 _LOW_SALT = 0xD1B54A32D192ED03
 
-_PURPOSE_SALT = 0xA0761D6478BD642F
+_PURPOSE_SALT = 0xA0761D6478BD642F  # another such number
 
-_PIECE = 16384  # tokens hashed at a time: a longer array costs more for its memory than for what is computed
+# Tokens hashed at a time: a longer array costs more for its memory than for what is computed. No choice depends on it.
+_PIECE = 16384
 
 Keys = tuple[np.uint32 | NDArray[np.uint32], np.uint32 | NDArray[np.uint32]]
 
+# Of lowbias32's mixing: to change one is to change every seeded answer.
 _TOKEN_MULTIPLIER, _FIRST, _SECOND = np.uint32(0x9E3779B9), np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 _15, _16 = np.uint32(15), np.uint32(16)
 

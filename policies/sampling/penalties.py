@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from policies.sampling import Row, Sampling
 
 LEAST_REPETITION = 0.01
-"""A smaller repetition penalty could divide a logit into infinity, which would look like a broken device."""
+"""A smaller repetition penalty could divide a logit into infinity, which would look like a broken device. Bounded by
+that alone."""
 
 _Ids = NDArray[np.intp]
 

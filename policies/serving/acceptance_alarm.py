@@ -10,14 +10,18 @@ from enum import StrEnum
 from math import sqrt
 from typing import NamedTuple
 
+# ADR 0035: the 95 % interval of a rate of 0.15 is then 0.11 to 0.21.
 LEAST_DRAFTED = 200
 THRESHOLD = 0.15
 """Below it a warning is due, unless configured otherwise (vllm-project/vllm#44164 asks for the same)."""
-_Z = 1.96
-_OVERCONFIDENT = 2.0  # promised / accepted
+_Z = 1.96  # the 95 % interval of a normal distribution
+# Promised / accepted. Not tuned: which cause is named, never whether somebody hears (ADR 0035).
+_OVERCONFIDENT = 2.0
 _SOME = 5.0  # where so many are promised, chance leaves none in less than 1 of 100 cases
-_STEEP = 0.4  # the second position's chance to the first one's
-_MUCH_BETTER = 2.0  # greedy to sampled acceptance, or all other classes' to one's
+# The second position's chance to the first one's. Not tuned, as above.
+_STEEP = 0.4
+# Greedy to sampled acceptance, or all other classes' to one's. Not tuned, as above.
+_MUCH_BETTER = 2.0
 
 
 class Cause(StrEnum):

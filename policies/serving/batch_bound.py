@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+# ADR 0049. Not tuned: another program's shortage is to pass by.
 FIRST_HOLD_S = 30.0
+# ADR 0049: 32 minutes, so that a bound that is the machine's costs a failed forward twice an hour.
 MOST_HOLD_S = 1920.0
 
 

@@ -17,14 +17,20 @@ from typing import Final
 from device_profiles.device_load import COUNTS_FROM, CoreLoad, DeviceLoad
 from policies.running_mean import update_mean
 
+# ADR 0057: half of what counts, so that a load at the border does not swing. Not tuned.
 GONE_BELOW: Final = 0.08
+# ADR 0057: beside one other thread that wants the core. A fair scheduler bounds it.
 FAIR_SHARE: Final = 0.5
-LEAST_SHARE: Final = 0.1
+LEAST_SHARE: Final = 0.1  # not tuned: it keeps a stretch below 10
 HOT_STRETCH: Final = 1.25
-"""A device at its limit of temperature or power is taken to be so many times as slow."""
-_TAKES_ALL: Final = 0.8  # of what others leave: then it is all that our work can get
+"""A device at its limit of temperature or power is taken to be so many times as slow. ADR 0057. Not measured."""
+# Of what others leave: then it is all that our work can get. ADR 0057.
+_TAKES_ALL: Final = 0.8
+# Degrees below the limit until a device counts as cool, so that it does not swing. Not tuned.
 _COOL_C: Final = 5.0
+# Shares of the limit. Not tuned: two values apart keep it from swinging (ADR 0057).
 _AT_POWER_LIMIT, _BELOW_POWER_LIMIT = 0.98, 0.9
+# Free memory, as a share, below which the score falls. Not tuned: it decides between equals.
 _SCARCE: Final = 0.05
 
 

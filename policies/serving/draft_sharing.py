@@ -14,8 +14,10 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from policies.serving.draft_pool import PoolWorker
 
-_OTHER_HOST = 0.5  # of a replica more: what lies between two hosts
-_NOBODY = (1 << 30, -1)
+# Of a replica more: what lies between two hosts. ADR 0056: any value between 0 and 1 decides alike, between equals
+# alone.
+_OTHER_HOST = 0.5
+_NOBODY = (1 << 30, -1)  # beyond any company that there is
 
 
 def assign_drafts(

@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 
 from device_profiles.units import ceil_div
 from policies.running_mean import update_mean
+from policies.serving.replica_load import KEPT, LEAST_SPREAD
 
-_KEPT = 0.98  # weight that all older rounds keep with each new one
-_LEAST_SPREAD = 0.25  # variance of the rows from which a slope can be read
-_NO_WORSE = 1.02  # stages that work are worth that much: prompts of one flight hold up no other one
-_CHANGES_FOR = 1.05  # to change is to move sequences, whose drafters read them again
+# Stages that work are worth that much: prompts of one flight hold up no other one. ADR 0082: where rows cost nothing
+# all counts take 0.98 to 1.03 of each other.
+_NO_WORSE = 1.02
+# To change is to move sequences, whose drafters read them again. ADR 0082. Not tuned: above noise, below what a long
+# stage costs (1.4 times).
+_CHANGES_FOR = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,11 @@ class StageCost:
 
     def observe(self, rows: int, took_ms: float) -> StageCost:
         return StageCost(
-            _KEPT * self.weight + 1.0,
-            _KEPT * self.rows + rows,
-            _KEPT * self.rows_squared + rows**2,
-            _KEPT * self.total_ms + took_ms,
-            _KEPT * self.rows_ms + rows * took_ms,
+            KEPT * self.weight + 1.0,
+            KEPT * self.rows + rows,
+            KEPT * self.rows_squared + rows**2,
+            KEPT * self.total_ms + took_ms,
+            KEPT * self.rows_ms + rows * took_ms,
         )
 
     def predict_ms(self, rows: float) -> float:
@@ -46,7 +49,7 @@ class StageCost:
             return 0.0
         mean_rows, mean_ms = self.rows / self.weight, self.total_ms / self.weight
         spread = self.rows_squared / self.weight - mean_rows**2
-        slope = (self.rows_ms / self.weight - mean_rows * mean_ms) / spread if spread >= _LEAST_SPREAD else 0.0
+        slope = (self.rows_ms / self.weight - mean_rows * mean_ms) / spread if spread >= LEAST_SPREAD else 0.0
         return max(0.0, mean_ms + max(0.0, slope) * (rows - mean_rows))
 
 
@@ -67,7 +70,7 @@ def observe_flight(
     stages = costs.stages or (StageCost(),) * len(stage_ms)
     learnt = FlightCosts(
         tuple(stage.observe(rows, took_ms) for stage, took_ms in zip(stages, stage_ms, strict=True)),
-        update_mean(costs.rows_per_sequence, rows / sequences, 1.0 - _KEPT if costs.stages else 1.0),
+        update_mean(costs.rows_per_sequence, rows / sequences, 1.0 - KEPT if costs.stages else 1.0),
         costs.beside_ms,
     )
     if alone_ms is None:

@@ -21,12 +21,18 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
 PRICED_ALL: Final = 32
-"""So many replicas are all priced: then there is nothing to choose from them."""
+"""So many replicas are all priced: then there is nothing to choose from them. ADR 0057: 16 are priced in 0.18 ms, 64 in
+0.95 ms."""
+# ADR 0091: where replicas of a kind are alike the choice is then the best. The second is for hysteresis.
 PER_KIND: Final = 2
+# ADR 0091: bounds a choice to 24 prices, 0.3 ms. A fleet has fewer kinds of devices (ADR 0097).
 KINDS: Final = 12
+# The same of those that take nothing now: they are only named as reasons.
 IDLE_KINDS: Final = 12
 STEP: Final = 1.15
-"""Measured figures that differ by less are one for the kind."""
+"""Measured figures that differ by less are one for the kind. ADR 0091: a choice is within 20 % of the best among all,
+by a property test."""
+# Stale entries a heap may hold beside its live ones. Any value bounds its memory.
 _SLACK: Final = 16
 
 M = TypeVar("M")
@@ -52,7 +58,7 @@ def step_of(figure: float) -> int:
 
 
 _LOG_STEP: Final = math.log(STEP)
-_NO_STEP: Final = -(10**6)
+_NO_STEP: Final = -(10**6)  # below the step of any figure above 0
 
 
 class _Crowd(Generic[M]):

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 
 from policies.running_mean import update_mean
 
-_HALF_WEIGHT_ROWS = 128  # so many rows of prefill count as much as all that was known before
-_MARGIN = 1.35  # costs grow along a prompt (each row attends to more positions than the last) and vary by the forward
+# So many rows of prefill count as much as all that was known before. ADR 0014. Not tuned.
+_HALF_WEIGHT_ROWS = 128
+# Costs grow along a prompt (each row attends to more positions than the last) and vary by the forward. ADR 0014: with
+# it 97 % of gaps keep `limits.max_itl_ms` of 200, the longest 201 ms (benchmarks, Scheduling).
+_MARGIN = 1.35
 
 
 def observe_prefill(row_ms: float | None, *, prefill_rows: int, decode_ms: float, forward_ms: float) -> float:

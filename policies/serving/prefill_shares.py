@@ -9,7 +9,8 @@ from policies.serving.prefill_budget import rows_within, share_prefill_rows
 from policies.serving.replay_budget import ReplayBudget, bound_replay_rows, share_replay_rows
 
 _LEAST_ROWS = 16
-"""Prefills get so many rows, whatever they take."""
+"""Prefills get so many rows, whatever they take. ADR 0014: the first prefill beside decoding, before anything was
+measured, has as many."""
 
 
 class PrefillRows(NamedTuple):

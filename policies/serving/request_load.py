@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+# ADR 0112. Not tuned.
 WINDOW_MS = 30_000.0
 KNOWN_AFTER_MS = 5_000.0
-"""Time of rounds after which a mean says something."""
+"""Time of rounds after which a mean says something. ADR 0112. Not tuned."""
+# ADR 0112. Not tuned.
 _DIFFERS = 2.0
 
 

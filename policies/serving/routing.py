@@ -30,12 +30,12 @@ from typing import Final
 from policies.serving.device_load import ALONE, Stretch, weigh_shortage
 
 FULL = 0.8
-"""A KV cache filled less than this has room for what its sequences will still say."""
+"""A KV cache filled less than this has room for what its sequences will still say. ADR 0027. Not tuned."""
 SUSPECT_RISK = 0.5
 """The chance that a suspect replica is lost before it has finished a request: half of that was for nothing then, and
-the request waits for its next replica as long again."""
+the request waits for its next replica as long again. ADR 0053: a suspect costs half a request's time more."""
 LATE = 2.0
-"""What a ms behind an objective costs, beside the ms itself."""
+"""What a ms behind an objective costs, beside the ms itself. ADR 0057: lateness costs twice itself. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+# For how long all replicas, or a draft worker, are crowded before there is one more (ADR 0062, 0056). Not tuned.
 ADD_AFTER_S = 3.0
-"""For how long all replicas are crowded before there is one more."""
 CROWDED = 0.9
-"""The share of all places from which replicas are crowded."""
+"""The share of all places from which replicas are crowded. ADR 0062: not all of them, as a start takes seconds and the
+request that would wait comes meanwhile."""
 SPARE = 0.5
-"""The share of their places that the replicas that are left may be taken by, where one ends."""
+"""The share of their places that the replicas that are left may be taken by, where one ends. ADR 0062: nine tenths and
+half cannot both be so for one load (a property test)."""
+# ADR 0062: 5 s, 10 s and so on, as each try is a start.
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 600.0
-"""Before one more is asked for again that could not be had: each time twice as long, up to this."""
+"""Before one more is asked for again that could not be had: each time twice as long, up to this. ADR 0062."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class ScaleBounds:
 
     least: int
     most: int
+    # ADR 0062: a start costs a load, so a replica is kept for some times as long.
     idle_s: float = 120.0
 
 

@@ -9,7 +9,8 @@ import pytest
 from orchestrator.cli.status import cost_line
 from orchestrator.cli.status_lines import plan_line
 from orchestrator.daemon.api.metrics.collector import Metrics
-from orchestrator.daemon.api.metrics.goodput_series import WINDOW_S, HourlyPrice
+from orchestrator.daemon.api.metrics.goodput_series import HourlyPrice
+from orchestrator.daemon.api.metrics.request_timing import WINDOW_S
 from orchestrator.daemon.control.port import PlanView, StateView
 from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.api.support import HandClock, ScriptedControl

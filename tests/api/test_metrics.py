@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from orchestrator.daemon.api.metrics.collector import Metrics
-from orchestrator.daemon.api.metrics.request_timing import Recent
+from orchestrator.daemon.api.metrics.request_timing import WINDOW_S, Recent
 from orchestrator.daemon.api.metrics.vllm_names import ONLY_OURS
-from orchestrator.daemon.api.metrics.worker_series import WINDOW_S
 from orchestrator.daemon.control.port import DraftView
 from orchestrator.errors import RequestError
 from orchestrator.protocol.draft_messages import DrafterState, DraftReady, RemoteState

@@ -15,7 +15,8 @@ from orchestrator.cli.status import goodput_line, objectives_line
 from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.metrics.collector import Metrics
-from orchestrator.daemon.api.metrics.goodput_series import WINDOW_S, ServedRequest, check_objectives
+from orchestrator.daemon.api.metrics.goodput_series import ServedRequest, check_objectives
+from orchestrator.daemon.api.metrics.request_timing import WINDOW_S
 from orchestrator.errors import RequestError
 from orchestrator.protocol.rounds import Gauges, SloState
 from policies.serving.slo import Objective, Objectives

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.serving.draft_pool import (
-    ADD_AFTER_S,
     PoolSize,
     PoolTrend,
     PoolWorker,
@@ -16,6 +15,7 @@ from policies.serving.draft_pool import (
     follow_pool,
 )
 from policies.serving.draft_sharing import assign_drafts
+from policies.serving.scaling import ADD_AFTER_S
 
 HOSTS = st.sampled_from(["", "a", "b", "c"])
 SHARES = st.floats(0.0, 1.0)

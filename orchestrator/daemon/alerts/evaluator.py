@@ -12,7 +12,7 @@ from orchestrator.daemon.alerts.expressions import Absent, Condition, Labels, Ra
 from orchestrator.daemon.alerts.table import ALERTS, METRICS, Alert
 
 Key = tuple[str, ...]
-_SLACK_S = 1e-6
+_SLACK_S = 1e-6  # more than rounding makes of a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Literal
 from orchestrator.daemon.alerts.expressions import Absent, Condition, Labels, Ratio, Read
 
 RUNBOOK = "docs/runbook.md"
-_5_MIN, _10_MIN, _30_MIN = 300.0, 600.0, 1800.0
+_5_MIN, _10_MIN, _30_MIN = 300.0, 600.0, 1800.0  # what their names say
 _MODEL = ("model_name",)
 _DRAFTER = ("model_name", "drafter")
 

@@ -15,7 +15,7 @@ from orchestrator.daemon.alerts.table import METRICS, Alert
 from orchestrator.daemon.alerts.webhook import Notice, Webhook
 from orchestrator.telemetry import LoopGuard, get_logger
 
-_KEPT_ENDED = 20
+_KEPT_ENDED = 20  # what a person reads. Not tuned.
 _log = get_logger(__name__)
 
 ReadSamples = Callable[[Iterable[str]], Iterable[tuple[str, dict[str, str], float]]]

@@ -13,9 +13,13 @@ import httpx
 
 from orchestrator.telemetry import get_logger
 
+# Notices that wait for a receiver that is away; more are dropped. Not tuned.
 _QUEUE = 256
+# ADR 0070: what a receiver did not take in five tries is lost.
 _TRIES = 5
+# ADR 0070: doubled with each try. Not tuned.
 _FIRST_WAIT_S = 1.0
+# ADR 0070. Not tuned.
 _ANSWER_S = 5.0
 _NOT_YET = "0001-01-01T00:00:00Z"
 _log = get_logger(__name__)

@@ -80,8 +80,11 @@ from orchestrator.protocol.rounds import Delta
 from policies.serving.overrides import EffectiveBound
 
 _T = TypeVar("_T")
-_TURN_PART = 0.5  # of it: whoever waits for a body that is read alone is told so, and has time left to be read
-_TEMPLATE_PART = 0.5  # of the time that a body may take: whoever waits is told what took it
+# Of it: whoever waits for a body that is read alone is told so, and has time left to be read. ADR 0099. Not tuned.
+_TURN_PART = 0.5
+# Of the time that a body may take: whoever waits is told what took it. ADR 0099: half of
+# `limits.translation_timeout_s`.
+_TEMPLATE_PART = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from orchestrator.config.keys_file import KeyRecord
 from orchestrator.telemetry import get_logger
 
 _REFUSALS_A_SECOND: Final = 20.0
-"""More are counted and not written: whoever tries keys is not to fill the disk."""
+"""More are counted and not written: whoever tries keys is not to fill the disk. ADR 0065."""
 
 KEY_NAME: Final = "outrider.key_name"
 """In the scope: the name of the key that a request bears, or its id."""

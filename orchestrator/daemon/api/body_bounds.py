@@ -24,15 +24,16 @@ from orchestrator.daemon.api.wire import MAX_SEQUENCES
 from orchestrator.errors import ContextExceeded, RequestError
 
 SMALL_BODY_BYTES = 16 * 1024
-"""A smaller body is not looked at: to parse it takes no longer."""
+"""A smaller body is not looked at: to parse it takes no longer. ADR 0047."""
 _T = TypeVar("_T")
 _NOTHING = msgspec.Raw(b"")
 _MESSAGE_BYTES = 64
-"""What a message may have beside its content, in the mean, before that counts as parameters."""
+"""What a message may have beside its content, in the mean, before that counts as parameters. ADR 0047."""
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+# What a body may grow too large by before it is seen. Not tuned.
 _PIECE_BYTES: Final = 64 * 1024
-_GZIP_BITS: Final = 16 + zlib.MAX_WBITS
+_GZIP_BITS: Final = 16 + zlib.MAX_WBITS  # gzip, in zlib's words
 _WINDOW_BITS: Final = 23
 """RFC 9659: HTTP's zstd needs no window above 8 MiB. The memory of one body is bounded by it."""
 _TAKEN: Final = "gzip, zstd"

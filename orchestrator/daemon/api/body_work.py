@@ -33,18 +33,20 @@ from orchestrator.errors import RequestError
 from orchestrator.side_lane import SideLane
 from orchestrator.telemetry import get_logger
 
+# ADR 0047: what is parsed and tokenised within some milliseconds is small.
 LARGE_BYTES = 32 * 1024
+# ADR 0099: a small body that takes a second lets those behind it go on.
 PATIENCE_S = 1.0
 BODY_TURN = "the body's turn to be translated"
 _T = TypeVar("_T")
 PROOF: Final = 2
-"""So many deaths in a row, the last of them alone."""
+"""So many deaths in a row, the last of them alone. ADR 0099."""
 CAUSE: Final = "the daemon itself ended while it read this request"
-_FORGET_S: Final = 3600.0
+_FORGET_S: Final = 3600.0  # as in control.health.blame: an hour. Not tuned.
 _SLOTS: Final = 64  # as many as there may be threads that read bodies, and more
-_SLOT_BYTES: Final = 256
+_SLOT_BYTES: Final = 256  # two digests and a request's id. Any that holds them does.
 _DIGEST_BYTES: Final = 8
-_FREE: Final = b"\0" * (2 * _DIGEST_BYTES)
+_FREE: Final = b"\0" * (2 * _DIGEST_BYTES)  # no digest
 _MOST_ID_BYTES: Final = _SLOT_BYTES - len(_FREE)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _log = get_logger(__name__)

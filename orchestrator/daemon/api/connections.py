@@ -25,12 +25,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from orchestrator.telemetry import get_logger
 
 SEND_BUFFER_BYTES = 256 * 1024
-"""What the kernel keeps of an answer that is not read; more stays in the process, and then the stream waits."""
+"""What the kernel keeps of an answer that is not read; more stays in the process, and then the stream waits. ADR
+0047."""
 _RESERVED_FILES = 256
-"""Files that connections leave free: workers, logs, the admin socket, a model that is loaded."""
+"""Files that connections leave free: workers, logs, the admin socket, a model that is loaded. ADR 0047. Not tuned."""
+# ADR 0047: a reader that stopped reading, in a drain.
 _HURRIED_WRITE_S = 5.0
+# ADR 0047: closed at once, TCP would take the refusal back.
 _LINGER_S = 2.0
+# ADR 0047: bounds memory; whoever is beyond is closed at once.
 _MOST_LINGERING = 128
+# ADR 0047: the kernel keeps those that are not taken in at once. Linux's usual most.
 _WAITING_CONNECTIONS = 4096
 
 Phase = Literal["idle", "head", "body", "answer"]

@@ -14,14 +14,15 @@ from orchestrator.daemon.api.tools.calls import CLOSE, OPEN
 from orchestrator.daemon.api.tools.hosted import CLIENT_RUN, NO_SERVER_TOOLS, RESPONSES_HOSTED
 
 NO_MEDIA = "the served model takes text only"
-_SHOWN_CHARS = 60
+_SHOWN_CHARS = 60  # of a value in a message. Not tuned.
+# ADR 0101: likeness by difflib from which a key counts as misspelt. `paramters` is at 0.95.
 _ALIKE = 0.8
 # Keys of messages that put something else before the model than the text does.
 _CHANGE_THE_PROMPT = ("images", "audio", "videos", "function_call", "prefix", "partial")
 # What others call the schema of a tool's arguments.
 _OTHER_SCHEMAS = frozenset({"input_schema", "inputSchema", "args_schema", "schema", "parametersJsonSchema"})
 _IDLE: tuple[Any, ...] = (None, False, "", [], {})
-MAX_TOOLS = 128
+MAX_TOOLS = 128  # OpenAI's
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 FullName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,129}$")]
 """A function's name, behind that of its namespace and a point where it has one."""
@@ -48,6 +49,7 @@ _OWN_KEYWORDS = frozenset({
     *("raise_exception", "strftime_now", "range", "dict", "lipsum", "cycler", "joiner", "namespace", "loop"),
     *("self", "super", "varargs", "kwargs", "caller"),
 })  # fmt: skip
+# Longer than the word of any template (ADR 0101).
 _EFFORT_CHARS = 32
 Effort = Annotated[str, Field(min_length=1, max_length=_EFFORT_CHARS)]
 """How much the model is to think, in the words of its template."""

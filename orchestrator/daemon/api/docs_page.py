@@ -16,7 +16,7 @@ _STYLE: Final = (
     "table{border-collapse:collapse;width:100%}td,th{border:1px solid #8886;padding:.3rem;text-align:left;"
     "vertical-align:top}:root{color-scheme:light dark}"
 )
-_MOST_DEPTH: Final = 4
+_MOST_DEPTH: Final = 4  # deeper ones are shown as JSON. Not tuned.
 
 
 def install_docs_page(app: FastAPI) -> None:

@@ -31,8 +31,9 @@ from orchestrator.telemetry import get_logger
 RESPONSE_PREFIX: Final = "resp_"
 """With an id that begins so, a stored response can be read: without keys nothing else guards it."""
 _SHOWN_PREFIX: Final = "response-"
+# ADR 0069: the last 200. Bounds memory.
 _MOST_REQUESTS: Final = 200
-_MOST_MARKS: Final = 64
+_MOST_MARKS: Final = 64  # of one request, as above
 _WHOLE = ("stop", "length")
 _log = get_logger(__name__)
 

@@ -30,6 +30,7 @@ _SHARED: Final = "/v1/models"  # clients of every kind look there first
 _BATCHES: Final = ("/v1/files", "/v1/batches")
 _KEY_HEADER: Final = "x-api-key"
 _WAY_OUT = "send 'Authorization: Bearer KEY'"
+# ADR 0065: one stat a second, when a request comes.
 _LOOK_S: Final = 1.0
 
 _log = get_logger(__name__)

@@ -22,9 +22,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from orchestrator.daemon.api.connections import SEND_BUFFER_BYTES, Connections, Server, WatchedProtocol
 from orchestrator.errors import DaemonError
 
-_SERVER_GRACE_S = 5
+_SERVER_GRACE_S = 5  # what uvicorn waits behind the drain, whose bounds come first
 _ACCEPTED_AT_ONCE = 32
-"""Connections that the event loop takes in before it looks after anything else: asyncio's `backlog` is that, too."""
+"""Connections that the event loop takes in before it looks after anything else: asyncio's `backlog` is that, too. ADR
+0047."""
 
 
 @asynccontextmanager

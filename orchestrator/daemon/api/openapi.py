@@ -47,7 +47,7 @@ _STATUSES = {
     504: "The request's time was over before its first token.",
     507: "The disk is full; what is kept there goes on when there is room.",
 }
-_WITH_RETRY = (429, 503)
+_WITH_RETRY = (429, 503)  # HTTP's
 
 
 def operation(

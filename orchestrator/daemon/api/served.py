@@ -25,6 +25,7 @@ from orchestrator.protocol.rounds import RoundReport
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 Verdict = Literal["ok", "idle", "stalled"]
+# While models load: what a client may ask again after. Not tuned.
 NOT_READY_RETRY_S = 5
 
 

@@ -10,15 +10,16 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from device_profiles.units import S_PER_MINUTE
 from orchestrator.clock import Clock
 from orchestrator.daemon.api.errors import response_of
 from orchestrator.daemon.api.keys import OPEN_ROUTES, OWNER
 from orchestrator.errors import RequestError
 from policies.running_mean import update_mean
 
+# Weight of the newest request in how long a key's take. Not tuned.
 _NEWEST = 0.2
-_MAX_RETRY_AFTER_S = 60
-_S_PER_MINUTE = 60.0
+_MAX_RETRY_AFTER_S = 60  # what a client is told at most. Not tuned.
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ class KeyShares:
         use, per_minute = self._find(owner), self._minute_of(owner)
         if per_minute and use.tokens_left <= 0.0:
             text = f"this key has used its {per_minute} tokens a minute (limits.max_tokens_per_minute_per_key)"
-            raise build_refusal(text, "key_tokens", (1.0 - use.tokens_left) * _S_PER_MINUTE / per_minute)
+            raise build_refusal(text, "key_tokens", (1.0 - use.tokens_left) * S_PER_MINUTE / per_minute)
 
     def spend(self, owner: str, tokens: int) -> None:
         """Charge tokens to a key. They may be more than it has: then it waits for longer."""
@@ -90,7 +91,7 @@ class KeyShares:
         use = self._uses.get(owner)
         if use is None:
             use = self._uses[owner] = _Use(tokens_left=float(per_minute), refilled_s=now_s)
-        gained = (now_s - use.refilled_s) * per_minute / _S_PER_MINUTE
+        gained = (now_s - use.refilled_s) * per_minute / S_PER_MINUTE
         use.tokens_left, use.refilled_s = min(float(per_minute), use.tokens_left + gained), now_s
         return use
 

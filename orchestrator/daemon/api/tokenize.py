@@ -28,10 +28,11 @@ from orchestrator.daemon.api.translate import chat_prompt
 from orchestrator.daemon.api.wire import keep_known
 from orchestrator.errors import ContextExceeded, RequestError
 
-_LEAST_BOUND = 65_536
+_LEAST_BOUND = 65_536  # as below, for models of short contexts
 _CONTEXTS = 4
-"""Texts are tokenised up to so many contexts, and at least up to so many tokens."""
-_STATUSES = (400, 401, 404, 413, 415, 429, 500, 503)
+"""Texts are tokenised up to so many contexts, and at least up to so many tokens. ADR 0047 bounds the rest. Not
+tuned."""
+_STATUSES = (400, 401, 404, 413, 415, 429, 500, 503)  # HTTP's
 
 
 class TokenizeRequest(Body):

@@ -87,12 +87,13 @@ WAYS_OUT = {
     "allowed_token_ids": "send 'logit_bias' or a 'response_format'",
 }
 """What to send instead of some of them."""
-MAX_STOPS = 16
-MAX_CHOICES = 16
+MAX_STOPS = 16  # four times OpenAI's. Bounds work for each token.
+MAX_CHOICES = 16  # of `n`: each takes a place. Not tuned.
 MAX_SEQUENCES = 128
-"""Of one request: its prompts, times `n`."""
-MAX_BIASES = 1024
-TOP_LOGPROBS = 20
+"""Of one request: its prompts, times `n`. ADR 0102."""
+MAX_BIASES = 1024  # bounds work for each token. Not tuned.
+TOP_LOGPROBS = 20  # OpenAI's
+# Longer than an email address or a digest. Bounds memory (ADR 0035).
 MAX_USER_TAG = 512
 _BOUND = "speculative_config.max_speculative_tokens"
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]

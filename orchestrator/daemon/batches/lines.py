@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from orchestrator.errors import OutriderError
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
-MAX_CUSTOM_ID = 512
+MAX_CUSTOM_ID = 512  # characters. Not tuned.
 _DIGEST_BYTES = 16
 _FIELDS = ("custom_id", "method", "url", "body")
 

@@ -20,8 +20,9 @@ from orchestrator.daemon.batches.lines import BatchError, NoRoom
 from orchestrator.durable import is_full
 from orchestrator.json_lines import escape_line_ends
 
+# ADR 0054: what a loss of power may cost to compute again.
 SYNC_EVERY_S = 0.5
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 20  # of one read. Not tuned.
 
 
 class ResultFile:

@@ -16,11 +16,11 @@ from orchestrator.daemon.batches.lines import BatchError, BatchLine
 from orchestrator.daemon.batches.run import BUSY, Answer, Outage, Unreachable, message_of
 
 KEY_HEADER = "Idempotency-Key"
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0  # not tuned
 KEEP_IDLE_S = 2.0
-"""A connection that was idle for longer may have been closed by the server just now."""
-_LONGEST_WAIT_S = 300.0
-_FIRST_PAUSE_S = 0.5
+"""A connection that was idle for longer may have been closed by the server just now. Not tuned."""
+_LONGEST_WAIT_S = 300.0  # of a Retry-After that is believed. Not tuned.
+_FIRST_PAUSE_S = 0.5  # not tuned
 # A host that went away without a word is noticed after 15 + 3 * 5 s.
 _KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

@@ -36,7 +36,7 @@ from orchestrator.protocol.contract import Cluster
 
 OnProgress = Callable[[str, float], None]
 
-_AGAIN_AFTER_S = 5.0
+_AGAIN_AFTER_S = 5.0  # behind a plan that failed. Not tuned.
 
 _log = logging.getLogger(__name__)
 

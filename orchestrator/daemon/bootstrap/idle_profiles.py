@@ -28,12 +28,15 @@ from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.wanted import PlanError
 from policies.planning.plan import Role
 
+# ADR 0108, 0112: a daemon that is never idle so long measures nothing.
 IDLE_S: Final = 10.0
+# ADR 0108: tries that were ended wait longer, doubled up to this.
 _LONGEST_IDLE_S: Final = 640.0
+# ADR 0108: a request ends a measurement within half a second.
 _LOOK_S: Final = 0.2
-_LOOK_AGAIN_S: Final = 60.0
+_LOOK_AGAIN_S: Final = 60.0  # whether there is something to measure. Not tuned.
 _MOST_TRIES: Final = 3
-"""A machine that is never quiet is not measured for ever."""
+"""A machine that is never quiet is not measured for ever. ADR 0108."""
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from orchestrator.protocol.contract import Cluster
 from orchestrator.protocol.measuring import Finding
 
 _SURELY_TOO_LONG: Final = 2.0
-"""So many times what is left of the budget: predictions are off by less."""
+"""So many times what is left of the budget: predictions are off by less. ADR 0108."""
 
 _log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from orchestrator.config.source_text import Lines, describe_place
 from orchestrator.daemon.sandbox.sandbox import Sandbox, SandboxedTemplate
 from orchestrator.errors import RequestError
 
+# Of a template that loops (ADR 0099). Not tuned: usual ones take milliseconds.
 _TIMEOUT_S = 5.0
 
 

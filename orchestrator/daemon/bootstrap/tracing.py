@@ -19,6 +19,7 @@ from orchestrator.telemetry import get_logger
 
 INSTALL = "pip install 'outrider[otel]'"
 LIBRARY = "opentelemetry.exporter.otlp.proto.http"
+# Two exports of 3 s each and some; a receiver that is down costs spans alone (ADR 0071).
 _CLOSE_WITHIN_S = 8.0
 
 _log = get_logger(__name__)

@@ -29,6 +29,7 @@ from orchestrator.protocol.contract import NODE_ADDRESS, WorkerSpec
 from orchestrator.protocol.events import DevicesSampled, Event, Failed, HostDescribed
 
 AGENT_ENTRY = "orchestrator.daemon.cluster.agent:build_agent"
+# ADR 0057: each second; a sample costs 2.8 ms.
 SAMPLE_EVERY_S = 1.0
 
 

@@ -20,10 +20,12 @@ from orchestrator.protocol.contract import Cluster, Worker
 from orchestrator.protocol.events import DevicesSampled, Failed, HostDescribed
 from orchestrator.telemetry import get_logger
 
+# Who joined and left (ADR 0060). Not tuned.
 _LOOK_EVERY_S = 1.0
+# ADR 0060: asking runtimes for devices imports them. Not tuned.
 _DESCRIBED_WITHIN_S = 60.0
-_AGAIN_AFTER_S = 2.0
-_STOP_GRACE_S = 1.0
+_AGAIN_AFTER_S = 2.0  # until an agent that ended is started again. Not tuned.
+_STOP_GRACE_S = 1.0  # an agent has nothing to finish. Not tuned.
 
 _log = get_logger(__name__)
 

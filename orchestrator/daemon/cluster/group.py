@@ -21,7 +21,7 @@ from orchestrator.protocol.events import Event, Failed, Progress, ShardReady, St
 from orchestrator.protocol.links.address import LinkEndpoint
 
 _PART_GRACE_S = 0.3
-"""A part has nothing to finish: what it holds is computed anew."""
+"""A part has nothing to finish: what it holds is computed anew. ADR 0083."""
 
 Start = Callable[[WorkerSpec], Awaitable[Worker]]
 

@@ -21,7 +21,8 @@ from orchestrator.telemetry import get_logger
 OnProgress = Callable[[str, float], None]
 
 MOST_PATHS = 128
-"""In a larger cluster so many paths are measured, chosen by chance; the median of a class stands for the rest."""
+"""In a larger cluster so many paths are measured, chosen by chance; the median of a class stands for the rest. ADR
+0060."""
 
 _log = get_logger(__name__)
 

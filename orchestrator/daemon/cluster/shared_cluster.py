@@ -10,6 +10,7 @@ import msgspec
 from orchestrator.daemon.cluster.group import start_group
 from orchestrator.protocol.contract import Cluster, Worker, WorkerSpec
 
+# What a worker may take to end its rounds when the daemon closes. Not tuned.
 _CLOSE_GRACE_S = 5.0
 
 

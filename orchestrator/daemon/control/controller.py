@@ -36,6 +36,7 @@ from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.watchdog import FLOOR_S
 from policies.serving.overrides import EffectiveBound
 
+# ADR 0048: behind a cut cable silence is that of the link, which is reported within 4 s.
 _REMOTE_PATIENCE_S = 4.0
 
 

@@ -26,6 +26,7 @@ from orchestrator.protocol.contract import Cluster
 from orchestrator.protocol.ready import Ready
 from policies.serving.canary import CanaryVariant
 
+# ADR 0091: a view of a fleet takes milliseconds, and metrics asked with every round.
 _VIEWED_S = 1.0
 
 

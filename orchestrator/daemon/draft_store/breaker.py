@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from orchestrator.clock import Clock
 
+# ADR 0072: three failures in a row.
 _FAILURES = 3
+# ADR 0072. Not tuned.
 _FIRST_WAIT_S = 0.5
+# ADR 0072. Not tuned: a lost store costs drafts alone.
 _LONGEST_WAIT_S = 30.0
 
 

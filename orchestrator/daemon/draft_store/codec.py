@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from orchestrator.protocol.packed_tokens import BYTES_PER_TOKEN, pack_tokens
 
 MAX_ENTRY_TOKENS = 1024
-"""Tokens of an answer that are kept: its first ones."""
+"""Tokens of an answer that are kept: its first ones. ADR 0072. Not tuned."""
 _MARK = b"OD1"
-_CHECKSUM_BYTES = 4
+_CHECKSUM_BYTES = 4  # of a CRC-32
 _HEADER_BYTES = len(_MARK) + _CHECKSUM_BYTES
 _MOST_BYTES = MAX_ENTRY_TOKENS * BYTES_PER_TOKEN
 

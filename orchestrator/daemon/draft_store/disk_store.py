@@ -15,7 +15,7 @@ from orchestrator.clock import Clock
 from orchestrator.daemon.draft_store.port import Entry, StoreBounds, StoreFailed
 from orchestrator.side_lane import SideLane
 
-_BUSY_S = 1.0
+_BUSY_S = 1.0  # another daemon's write takes milliseconds. Not tuned.
 _FILES = ("", "-wal", "-shm")
 _TABLES = """
 PRAGMA journal_mode = WAL;

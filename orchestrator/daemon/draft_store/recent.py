@@ -17,9 +17,9 @@ from orchestrator.daemon.draft_store.service import MIN_TOKENS, MOST_ANSWERS, MO
 from orchestrator.protocol.packed_tokens import BYTES_PER_TOKEN, pack_tokens
 
 MOST_USERS = 512
-"""Of whom answers are remembered: those who asked last."""
+"""Of whom answers are remembered: those who asked last. ADR 0072. Not tuned."""
 KEPT_S = 3600.0
-"""An answer that is older is not used."""
+"""An answer that is older is not used. ADR 0072. Not tuned."""
 
 
 @dataclass(slots=True)

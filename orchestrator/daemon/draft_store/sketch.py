@@ -12,13 +12,17 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+# ADR 0072: to change it is to forget all that was kept. Not tuned.
 BLOCK_TOKENS = 6
+# ADR 0072, as above: two of eight make an answer alike.
 SKETCH_BLOCKS = 8
+# ADR 0072: of a prompt's end. Bounds time.
 _LOOKED_AT_TOKENS = 4096
 _KEY_BYTES = 12
-_LIKENESS = 4  # of so many blocks one must be shared
+# Of so many blocks one must be shared. ADR 0072.
+_LIKENESS = 4
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of SplitMix64
-_STEP = np.uint64(0x9E3779B97F4A7C15)
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64, as in policies.sampling.noise
 
 
 def sketch_prompt(tokens: Sequence[int], scope: bytes) -> list[str]:

@@ -26,9 +26,11 @@ from policies.serving.overrides import EffectiveBound
 _TOKEN_BYTES = 40  # of a token in memory
 _ENTRY_BYTES = 2048  # of a request in memory, without its tokens
 _SCORE_BYTES = 400  # of a token's log-probabilities
-_SAY_FULL_EVERY_S = 60.0
-_TRY_EVERY_S = 5.0  # to allocate what is missing, and to take in again what did not fit
-_ASLEEP_S = 10.0  # nobody looks every second, so the machine or this process stood still
+_SAY_FULL_EVERY_S = 60.0  # in the log. Not tuned.
+# To allocate what is missing, and to take in again what did not fit. ADR 0106.
+_TRY_EVERY_S = 5.0
+# Nobody looks every second, so the machine or this process stood still. ADR 0106.
+_ASLEEP_S = 10.0
 
 _log = logging.getLogger(__name__)
 

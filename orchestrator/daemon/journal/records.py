@@ -25,7 +25,7 @@ CUT = "cut"
 
 _HEAD = struct.Struct(">8sQIQI")  # magic, number of the segment, salt, bytes of what it began with, CRC-32 of these
 _HEADER = struct.Struct(">II")  # length, CRC-32 of the rest, which begins with the salt
-_MAX_BYTES = 256 * 1024 * 1024
+_MAX_BYTES = 256 * 1024 * 1024  # a longer record is damage
 HEAD_BYTES, HEADER_BYTES = _HEAD.size, _HEADER.size
 
 

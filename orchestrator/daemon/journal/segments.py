@@ -23,6 +23,7 @@ from orchestrator.daemon.journal.records import (
 )
 from orchestrator.daemon.journal.slots import LEAST_SLOT_BYTES, Slot
 
+# ADR 0106.
 _SLOTS = 2
 _SUFFIX = ".segment"
 _FREE_SHARE = 0.25  # of a slot, for what is committed behind a beginning that was cut to fit

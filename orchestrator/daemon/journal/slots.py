@@ -15,10 +15,11 @@ from pathlib import Path
 
 import psutil
 
+# ADR 0106: on a disk with less a slot is no use.
 LEAST_SLOT_BYTES = 64 * 1024
 _NO_PROMISE = ("zfs", "bcachefs", "nilfs", "nfs", "cifs", "smb", "fuse", "9p", "ceph")
 """File systems that write everything anew elsewhere, or whose server has the last word."""
-_ZEROS = bytes(256 * 1024)
+_ZEROS = bytes(256 * 1024)  # of one write. Not tuned.
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS
 _NO_COPY_ON_WRITE = 0x00800000  # FS_NOCOW_FL
 

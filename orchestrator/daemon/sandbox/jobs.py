@@ -18,11 +18,12 @@ MEMORY_BYTES: Final = {"grammar": 64 << 20, "template": 128 << 20}
 what it has compiled."""
 NEVER_BEGAN: Final = 1
 """The status of a child that could not begin, or has no nursery."""
-_HEAD_BYTES: Final = 2
+_HEAD_BYTES: Final = 2  # of an answer: its status, and whether it was the last
 _MOST_WORDS: Final = 1000  # characters of a reason
-_TEMPLATES: Final = 8  # of all models, compiled
+_TEMPLATES: Final = 8  # of all models, compiled. Bounds memory.
 _TEMPLATE_SPARE: Final = 1 << 20  # of characters, beside what messages bring
-_TEMPLATE_TIMES: Final = 16  # the messages may be written so many times as long: indented, or more than once
+# The messages may be written so many times as long: indented, or more than once. ADR 0099.
+_TEMPLATE_TIMES: Final = 16
 
 Job = tuple[str, tuple[Any, ...], float]
 """The name of what is to be done (in _WORK), with what, and within how many seconds."""

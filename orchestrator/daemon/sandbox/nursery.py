@@ -23,12 +23,14 @@ from adapters.parent_process import end_with_parent
 from orchestrator.daemon.sandbox.jobs import MEMORY_BYTES, NEVER_BEGAN, do, prepare, receive_job, send_result
 
 STACK_BYTES: Final = 2 * 1024 * 1024
-"""Of a child. A worker's threads have four times as much, so what a child compiles, a worker does."""
+"""Of a child. A worker's threads have four times as much, so what a child compiles, a worker does. ADR 0099."""
 _MOST_MEMORY_BYTES: Final = max(MEMORY_BYTES.values())
 _KEPT_BYTES: Final = 24 * 1024 * 1024
-"""A child that took more is not used again: it would keep that."""
+"""A child that took more is not used again: it would keep that. ADR 0099: 24 MiB."""
+# ADR 0099: a child has no file but its socket; the rest is Python's own.
 _DESCRIPTORS: Final = 16
 _MOST_DESCRIPTORS: Final = 1024  # that the nursery could have
+# ADR 0099: a timer of its own ends a child where the daemon stands still. Not tuned.
 _GRACE_S: Final = 1.0
 _PAGE_BYTES: Final = resource.getpagesize()
 _MOST_OOM_SCORE: Final = "1000"

@@ -33,9 +33,12 @@ _LEAST_CORE: Final = 0.1
 _FOREIGN: Final = {NEVER_BEGAN, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))}
 """Ends that are no doing of the job: what is out of memory or stack ends by itself, or by SIGSEGV or SIGABRT."""
 _PIECE_S: Final = 5.0  # from one piece of a result to the next
+# ADR 0099: the daemon believes only text of bounded length.
 _MOST_RESULT_BYTES: Final = 64 * 1024 * 1024
 _START_S: Final = 60.0  # until the nursery has loaded; on a machine with much to do
+# ADR 0099: a fork takes 2 to 5 ms; on a machine with much to do.
 _FORK_S: Final = 10.0
+# ADR 0099: a child costs 2 to 5 ms, and a kept one memory. Not tuned.
 _MOST_IDLE: Final = 2
 _INHERITED: Final = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -10,9 +10,9 @@ from typing import Final
 
 from orchestrator.errors import DaemonError
 
-_FIRST_FD: Final = 3
+_FIRST_FD: Final = 3  # systemd's
 _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
-_MOST: Final = 64
+_MOST: Final = 64  # more than a unit of ours has
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from orchestrator.daemon.systemd.files import (
 )
 
 _BOTH: Final = ("outrider.socket", "outrider.service")
-_STEP_S: Final = 600.0
+_STEP_S: Final = 600.0  # `systemctl start` waits for a first load
 _HOST: Final = Path("/")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 _USUAL_UNIT: Final = "outrider.service"
-_STANDARD_ERROR: Final = 2
+_STANDARD_ERROR: Final = 2  # Unix's
 _CGROUP: Final = Path("/proc/self/cgroup")
 
 

@@ -8,9 +8,10 @@ from typing import Final
 
 from sdnotify import SystemdNotifier
 
-_OFTEN_S: Final = 5.0
-_US_PER_S: Final = 1e6
-_NS_PER_US: Final = 1000
+from device_profiles.units import US_PER_S
+
+_OFTEN_S: Final = 5.0  # where systemd asks for no watchdog. Not tuned.
+_NS_PER_US: Final = 1000  # a unit
 _SERVING: Final = "serving"
 
 
@@ -50,7 +51,7 @@ class Notifier:
     def alive_every_s(self) -> float:
         """How often `alive` is to be said: thrice within WatchdogSec."""
         microseconds = os.environ.get("WATCHDOG_USEC", "")
-        return min(_OFTEN_S, int(microseconds) / _US_PER_S / 3.0) if microseconds.isdecimal() else _OFTEN_S
+        return min(_OFTEN_S, int(microseconds) / US_PER_S / 3.0) if microseconds.isdecimal() else _OFTEN_S
 
     def alive(self) -> None:
         """The daemon still looks after its workers."""
@@ -58,7 +59,7 @@ class Notifier:
 
     def extend(self, seconds: float) -> None:
         """A load or a drain goes on: the start or stop may take so much longer from now."""
-        self._notifier.notify(f"EXTEND_TIMEOUT_USEC={int(seconds * _US_PER_S)}")
+        self._notifier.notify(f"EXTEND_TIMEOUT_USEC={int(seconds * US_PER_S)}")
 
     def stopping(self, drain_s: float) -> None:
         """The daemon drains for so long at the most, and ends."""

@@ -7,7 +7,7 @@ from threading import Event
 
 from opentelemetry.trace import Tracer
 
-from device_profiles.units import MS_PER_S
+from device_profiles.units import MS_PER_S, NS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.daemon.tracing import names
 from orchestrator.daemon.tracing.context import Attributes, read_trace
@@ -17,8 +17,6 @@ from orchestrator.daemon.tracing.requests import RequestHistograms, RequestSpans
 from orchestrator.daemon.tracing.rounds import RoundSpans
 from orchestrator.protocol.rounds import RoundReport
 from orchestrator.protocol.trace_messages import ResumedStream
-
-_NS_PER_S = 1_000_000_000
 
 
 class DaemonTracing:
@@ -64,9 +62,9 @@ class DaemonTracing:
             live.observe_resumed(resumed.stream, name, about, resumed.pause_ms)
             return
         now_s = self._clock.wall_s()  # its client is away: nobody counts its tokens
-        start_ns = int((now_s - resumed.pause_ms / MS_PER_S) * _NS_PER_S)
+        start_ns = int((now_s - resumed.pause_ms / MS_PER_S) * NS_PER_S)
         span = self._tracer.start_span(name, read_trace(resumed.trace), attributes=about, start_time=start_ns)
-        span.end(int(now_s * _NS_PER_S))
+        span.end(int(now_s * NS_PER_S))
 
     def counts(self) -> ExportCounts:
         return self._exporting.counts()

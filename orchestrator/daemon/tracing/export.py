@@ -25,9 +25,11 @@ from orchestrator.daemon.tracing.port import ExportCounts
 from orchestrator.telemetry import get_logger
 
 MOST_WAITING = 8192
-"""Spans that may wait for their export; more are dropped."""
-_BATCH = 512
+"""Spans that may wait for their export; more are dropped. ADR 0071."""
+_BATCH = 512  # the SDK's own default
+# ADR 0071. Not tuned.
 _SPANS_EVERY_MS, _METRICS_EVERY_MS = 1000.0, 15_000.0
+# ADR 0071: a receiver that is down costs its spans. Not tuned.
 _TIMEOUT_S = 3.0
 
 _log = get_logger(__name__)

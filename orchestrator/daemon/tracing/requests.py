@@ -10,15 +10,13 @@ import msgspec
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
 
-from device_profiles.units import MS_PER_S
+from device_profiles.units import MS_PER_S, NS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.daemon.tracing import names
 from orchestrator.daemon.tracing.context import Attributes, enter, link_to, read_headers, write_trace
 from orchestrator.daemon.tracing.port import RequestResult, TracedRequest
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import Delta, RequestStats
-
-_NS_PER_S = 1_000_000_000
 
 
 class RequestHistograms:
@@ -215,4 +213,4 @@ class RequestSpans:
         return span.get_span_context()
 
     def _ns(self, time_s: float) -> int:
-        return int((time_s + self._epoch_s) * _NS_PER_S)
+        return int((time_s + self._epoch_s) * NS_PER_S)

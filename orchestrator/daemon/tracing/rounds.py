@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from opentelemetry.trace import Tracer
 
-from device_profiles.units import MS_PER_S
+from device_profiles.units import MS_PER_S, NS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.daemon.tracing import names
 from orchestrator.daemon.tracing.context import Attributes, enter, read_trace
 from orchestrator.protocol.rounds import RoundReport
 from orchestrator.protocol.trace_messages import RoundTrace, SequenceTrace
 
-_NS_PER_S = 1_000_000_000
-_MOST_WORKERS = 256
+_MOST_WORKERS = 256  # whose clocks are remembered. Bounds memory.
 
 
 class RoundSpans:
@@ -74,4 +73,4 @@ class RoundSpans:
 
 
 def _ns(time_s: float) -> int:
-    return int(time_s * _NS_PER_S)
+    return int(time_s * NS_PER_S)

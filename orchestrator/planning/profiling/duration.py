@@ -15,6 +15,7 @@ import numpy as np
 
 from adapters.model_source import resolve
 from adapters.vocabulary import SIMULATED_PREFIX
+from device_profiles.datasheet import GB
 from device_profiles.device_load import PROCESSOR
 from device_profiles.store import ProfileStore
 from orchestrator.machine.device_sampler import DeviceSampler
@@ -22,14 +23,19 @@ from orchestrator.planning.profiling.work import Work
 from orchestrator.protocol.measuring import STEPS_S
 from policies.serving.device_load import predict_stretch
 
-_GB: Final = 1e9
-_START_S: Final = 3.0  # a process with its libraries
+# A process with its libraries. ADR 0108: these only say how long it may take. A profile that is measured again took so
+# long before.
+_START_S: Final = 3.0
+# A device's own rates (ADR 0108).
 _DEVICE_S: Final = 4.0
+# Larger than caches (ADR 0108).
 _PROBE_BYTES: Final = 64 << 20
+# ADR 0108: their mean is the machine's pace.
 _PROBES: Final = 8
+# ADR 0108: a second of looking at what others take.
 _OTHERS_S: Final = 1.0
 _PROBE_S: Final = 0.002  # one of them there
-_LEAST_PACE, _MOST_PACE = 0.3, 10.0
+_LEAST_PACE, _MOST_PACE = 0.3, 10.0  # bounds of a pace that is believed. Not tuned.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +49,13 @@ class _Seconds:
         return self.least + self.per_gb * size_gb
 
 
+# Seconds of each stage, and for each GB of the model's files: ADR 0107 has 130 to 160 s for 1.1 GB.
 _PREPARE: Final = _Seconds(4.0, 110.0)
-_LOAD: Final = _Seconds(1.0, 4.0)
+_LOAD: Final = _Seconds(1.0, 4.0)  # as above
 _FORWARDS: Final = _Seconds(STEPS_S, 12.0)
-_TEXTS: Final = _Seconds(12.0, 60.0)
-_TEXTS_KNOWN: Final = _Seconds(9.0, 25.0)
-_COMPARE: Final = _Seconds(1.0, 15.0)
+_TEXTS: Final = _Seconds(12.0, 60.0)  # as above
+_TEXTS_KNOWN: Final = _Seconds(9.0, 25.0)  # as above
+_COMPARE: Final = _Seconds(1.0, 15.0)  # as above
 
 
 def measure_pace() -> float:
@@ -81,7 +88,7 @@ def _sum_stages(work: Work, store: ProfileStore, *, texts: bool) -> float:
         size_gb = 0.0
     else:
         files = resolve(model.source, Path(model.base)).content
-        size_gb = sum(path.stat().st_size for path in files) / _GB
+        size_gb = sum(path.stat().st_size for path in files) / GB
     stages = [_LOAD if work.is_prepared() else _PREPARE, _FORWARDS]
     if work.job.role == "draft":
         stages += [_COMPARE] if texts else []

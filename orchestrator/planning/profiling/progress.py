@@ -10,6 +10,7 @@ from orchestrator.clock import Clock
 
 OnProgress = Callable[[str, float], None]
 
+# ADR 0108.
 TELL_EVERY_S: Final = 4.0
 
 

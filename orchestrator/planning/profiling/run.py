@@ -15,7 +15,7 @@ from orchestrator.protocol.events import EndpointOpened, Event, Failed, Finished
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.measuring import KINDS, Finding
 
-_GRACE_S = 2.0
+_GRACE_S = 2.0  # a measuring worker has nothing to finish. Not tuned.
 _DROPPED_GRACE_S = 0.2  # nobody wants what it measures any more
 
 

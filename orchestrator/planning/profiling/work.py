@@ -40,7 +40,7 @@ from orchestrator.protocol.measuring import CHAT_WORKLOAD, STEPS_S, ProbeOptions
 
 THIS_HOST = "this host"
 """What stands for the only host there is, in the names of links."""
-_PROCESS_BYTES = GIB // 2
+_PROCESS_BYTES = GIB // 2  # of a runtime without a model. Not tuned
 _MEMORY_PER_FILE = 4  # what preparing and holding a model takes at most, by the size of its files
 _MEASURING_LOCK = ".measuring.lock"  # in the store: whoever measures holds it
 

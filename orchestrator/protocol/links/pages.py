@@ -18,9 +18,10 @@ import msgspec
 
 from adapters.framing import ProtocolError, add_header, receive_exactly, receive_frame
 
+# ADR 0080: after 2 s without a byte the stream is computed again.
 STILL_S: Final = 2.0
 _PIECE: Final = struct.Struct(">IIIQI16s")
-_MOST_WORDS: Final = 64 * 1024
+_MOST_WORDS: Final = 64 * 1024  # a longer opening is a broken stream
 
 
 class LinkBroken(Exception):

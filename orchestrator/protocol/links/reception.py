@@ -18,6 +18,7 @@ from adapters.framing import ProtocolError
 from device_profiles.units import MS_PER_S
 from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost
 
+# ADR 0056: threads of strangers. Not tuned.
 _MOST_KNOCKING = 32
 
 

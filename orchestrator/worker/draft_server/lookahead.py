@@ -16,9 +16,12 @@ from math import prod
 
 from orchestrator.worker.drafting.port import NOTHING, Ask, Draft, Outcome
 
-_LEAST_CHANCE = 0.05  # a guess less likely than this is not gone on from
-_FIRST_LIMIT = 4  # tokens drafted ahead for a sequence that nobody has asked about yet
-_READING_STEPS = 256  # steps in which a drafter may read a new sequence's prompt before it has a first guess
+# A guess less likely than this is not gone on from. ADR 0076 bounds branches, this the main line. Not tuned.
+_LEAST_CHANCE = 0.05
+# Tokens drafted ahead for a sequence that nobody has asked about yet. Not tuned: its first ask says more.
+_FIRST_LIMIT = 4
+# Steps in which a drafter may read a new sequence's prompt before it has a first guess. Not tuned.
+_READING_STEPS = 256
 
 
 @dataclass(slots=True, eq=False)

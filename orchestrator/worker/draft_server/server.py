@@ -36,8 +36,10 @@ from orchestrator.worker.drafting.port import Drafter
 from policies.planning.overlap import ComputePlace, shares_compute
 
 Emit = Callable[[Event], None]
-_PEAK_EVERY_S = 1.0
-_MOST_TURNS = 64  # that are read of one target before the next
+_PEAK_EVERY_S = 1.0  # of reading the peak of memory from /proc. Not tuned.
+# That are read of one target before the next. ADR 0056: so that no target holds up others.
+_MOST_TURNS = 64
+# ADR 0056: a target that reads no answers is hung up on. Far above any answer (74 bytes for four tokens).
 _MOST_UNSENT_BYTES = 8 * 1024 * 1024
 RunsAhead = Literal["auto", "always", "never"]
 

@@ -21,7 +21,9 @@ from orchestrator.worker.drafting.protocol import Begin, End, Extend, Update
 from policies.running_mean import update_mean
 from policies.speculation.draft_pass import PassTimes, WantedRow, choose_rows, count_branches, price_branch
 
+# ADR 0056: once a second. Not tuned: who decides waits for three of them.
 EVERY_S = 1.0
+# ADR 0056: below the 3 s after which a silent worker is ended.
 IDLE_EVERY_S = 2.0
 _NEWEST = 0.05  # weight of the newest pass in their mean times
 

@@ -21,9 +21,11 @@ from policies.speculation.calibration import Calibration, chance, observe_draft_
 from policies.speculation.cascade import MOST_CHECKED, StepTimes, count_checked_tokens, estimate_accepted_tokens
 from policies.speculation.probe import Probe
 
+# ADR 0090: a cheaper drafter that takes more than it saves is asked in one step of 16. Not tuned.
 _SELDOM = Probe(16)
-_NEWEST = 0.1
-_HOPED = 2.0  # tokens that one is thought to bring at first
+_NEWEST = 0.1  # weight of the newest step in running means. Not tuned.
+# Tokens that one is thought to bring at first. ADR 0090: above what it takes, so that it is tried.
+_HOPED = 2.0
 
 
 def count_draft_rows(slots: int) -> int:

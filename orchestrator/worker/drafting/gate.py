@@ -29,11 +29,12 @@ from policies.speculation.gate import (
     reads,
 )
 
-_NEWEST = 0.1  # least weight of the newest sequence in the mean length
+# Least weight of the newest sequence in the mean length. Not tuned.
+_NEWEST = 0.1
 _USUAL_TOKENS = 128.0
-"""The length of an output, until some ended."""
+"""The length of an output, until some ended. Not tuned."""
 _TRIAL_TOKENS = 4
-"""A trial's drafts are no longer: it is to tell what a token costs and brings, and to lose little."""
+"""A trial's drafts are no longer: it is to tell what a token costs and brings, and to lose little. ADR 0016."""
 
 
 @dataclass(slots=True)

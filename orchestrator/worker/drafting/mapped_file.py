@@ -16,8 +16,8 @@ import msgspec
 from numpy.typing import NDArray
 
 _LENGTH = struct.Struct("<I")
-_ALIGN = 64
-_MOST_HEADER = 1 << 20
+_ALIGN = 64  # a cache line; mapped arrays begin on one
+_MOST_HEADER = 1 << 20  # a longer header is damage
 
 
 class FileHeader(msgspec.Struct, frozen=True):

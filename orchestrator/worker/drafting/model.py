@@ -36,8 +36,10 @@ from policies.speculation.calibration import Calibration, chance, observe_draft_
 from policies.speculation.cascade import MEASURED_ROWS, StepTimes
 from policies.speculation.gate import token_price
 
-_NEWEST_STEP = 0.1  # weight of the newest step in their mean time
+_NEWEST_STEP = 0.1  # weight of the newest step in their mean time. Not tuned.
+# Of a prompt that is read once at the start (ADR 0016). Not tuned.
 _MEASURED_ROWS = 128
+# The least of them counts (ADR 0016). Not tuned.
 _MEASURED_STEPS = 4
 _RESTS = "its last trial brought less than it took; it is tried again when rounds without it have paid for that"
 _FOLLOWED_TOKENS = 2  # fed anyway: the target's own token, and the last accepted one

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from orchestrator.worker.drafting.mapped_file import FileHeader, FileKind, write_mapped_file
 
 MATCH = 32
-"""The longest match that is told apart, in tokens."""
+"""The longest match that is told apart, in tokens. ADR 0086: five sorts make the order, and the drafter's certainty
+ends below it anyway."""
 SEAM = 0xFFFFFFFF
 """Ends each document: a token that no text has, so that no match and no continuation runs over it."""
 BYTES_PER_TOKEN = 8

@@ -15,9 +15,9 @@ from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.packed_tokens import unpack_tokens
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, PREDICTION, Ask, Draft, DraftHints, Meter
+from orchestrator.worker.drafting.suffix import PAIR_SHIFT
 from policies.sampling import Sampling
 
-_PAIR_SHIFT = 32
 _AHEAD, _BEHIND = 24, 8  # occurrences of the output's end that are compared, on either side of where it left the text
 _WINDOW = 96  # tokens ahead in which a single token is taken for the place
 _KNOWN = 3  # tokens of match that make a place one to look from
@@ -78,7 +78,7 @@ class PredictedText:
         self._index()
         output = self._output
         if len(output) > 1:
-            places = self._pairs.get((output[-2] << _PAIR_SHIFT) | output[-1])
+            places = self._pairs.get((output[-2] << PAIR_SHIFT) | output[-1])
             if places:
                 at = bisect_left(places, self._left)
                 return places[at : at + _AHEAD] + places[max(0, at - _BEHIND) : at][::-1]
@@ -104,7 +104,7 @@ class PredictedText:
         for after, token in enumerate(self._tokens, start=1):
             self._singles.setdefault(token, []).append(after)
             if before >= 0:
-                self._pairs.setdefault((before << _PAIR_SHIFT) | token, []).append(after)
+                self._pairs.setdefault((before << PAIR_SHIFT) | token, []).append(after)
             before = token
 
     def draft(self, limit: int) -> Draft:

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from adapters.tokenizer import Tokenizer
 
 LONGEST_WINDOW_BYTES = 256
-"""Text without a place to settle at is cut all the same behind so much of it; `KEPT_WINDOW_BYTES` stay open."""
+"""Text without a place to settle at is cut all the same behind so much of it; `KEPT_WINDOW_BYTES` stay open. ADR 0018.
+Not tuned: it bounds what is encoded a round."""
+# Longer than nearly any token, so that a cut costs a guess at most (ADR 0018).
 KEPT_WINDOW_BYTES = 64
 
 

@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 from orchestrator.worker.drafting.mapped_file import FileHeader, FileKind, write_mapped_file
 
 MOST_CONTEXT = 3
-"""The longest context, in tokens."""
+"""The longest context, in tokens. ADR 0087: three bring nothing up to 144,000 tokens, and are kept for more; a longer
+one fits no key."""
 TOKEN_BITS = 21
 """Of a token in a key. A key has its context's tokens plus one, the last one lowest: keys of different lengths
 differ."""
 MOST_TOKEN = (1 << TOKEN_BITS) - 2
 """The largest token id that a key can hold."""
-BYTES_PER_ENTRY = 13
+BYTES_PER_ENTRY = 13  # of a key (8), a token (4) and a chance (1)
 
+# Of a byte: 255ths are finer than what chances are measured to (ADR 0087).
 _MOST_CHANCE = 255
 
 

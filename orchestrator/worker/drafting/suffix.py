@@ -33,7 +33,7 @@ _LEAST = 0.05
 _DOUBT = 0.5
 """Of the least chance that is worth a row: outcomes may say that these chances are too small (drafting.chain)."""
 _CANDIDATES = 24  # most recent occurrences that are looked at
-_PAIR_SHIFT = 32
+PAIR_SHIFT = 32  # a pair of token ids in one number of 64 bits
 # Memory of one indexed token, measured over real outputs (CPython 3.11): its place in the list, its share of
 # two dictionaries and of their position lists.
 BYTES_PER_TOKEN = 240
@@ -99,7 +99,7 @@ class SuffixIndex:
             text.append(token)
             after = len(text)
             singles.setdefault(token, []).append(after)
-            pairs.setdefault((before << _PAIR_SHIFT) | token, []).append(after)
+            pairs.setdefault((before << PAIR_SHIFT) | token, []).append(after)
             before = token
 
     def candidates(self, context: Sequence[int], max_match: int) -> list[tuple[int, int]]:
@@ -109,7 +109,7 @@ class SuffixIndex:
         end = len(self.tokens)
         last = context[-1]
         if len(context) > 1:
-            places = self._pairs.get((context[-2] << _PAIR_SHIFT) | last, ())
+            places = self._pairs.get((context[-2] << PAIR_SHIFT) | last, ())
             recent = [place for place in places[-_CANDIDATES:] if place < end]
             if recent:
                 return [(self._match(context, place, max_match), place) for place in recent]

@@ -22,7 +22,7 @@ from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_token_outcome
 
 _LONGER_WORD = 0.8
-"""The chance that a last word is not longer than drafted, before outcomes say more."""
+"""The chance that a last word is not longer than drafted, before outcomes say more. ADR 0018: outcomes correct it."""
 _GREEDY = Sampling()
 
 

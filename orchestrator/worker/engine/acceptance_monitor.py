@@ -18,8 +18,9 @@ from orchestrator.protocol.rounds import AcceptanceWarning
 from orchestrator.worker.drafting.port import Draft
 from policies.serving.acceptance_alarm import Cause, DraftCounts, Sample, warning
 
+# ADR 0035: an episode ends a few hundred good tokens after its cause.
 RECENT = 2000.0
-_MOST_CLASSES = 256
+_MOST_CLASSES = 256  # bounds memory: user tags are clients' own words
 _POSITIONS = 4  # the first ones tell whether acceptance falls with depth
 
 

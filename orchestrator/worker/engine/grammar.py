@@ -18,7 +18,7 @@ from orchestrator.protocol.commands import Grammar
 from orchestrator.worker.drafting.port import NOTHING, Draft
 
 FORCED_CONFIDENCE = 0.999
-"""The mask leaves one token: only a bias or a stop can be in its way."""
+"""The mask leaves one token: only a bias or a stop can be in its way. ADR 0010."""
 
 
 class GrammarState(Protocol):

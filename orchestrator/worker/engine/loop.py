@@ -34,7 +34,7 @@ from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.policy import DepthPolicy
 
 _SHARES_EVERY = 16
-"""A sequence's rounds between two words on what each drafter did for it."""
+"""A sequence's rounds between two words on what each drafter did for it. Not tuned."""
 
 
 class LoopTuning(NamedTuple):

@@ -28,6 +28,7 @@ from policies.speculation.cost_model import CostModel
 if TYPE_CHECKING:
     from adapters.borrowed_slots import BorrowedSlots
 
+# ADR 0051: a first long prompt of a fresh worker was taken for a hang before. Not tuned.
 _UNKNOWN_ROUND_MS = 5000.0
 
 

@@ -38,10 +38,13 @@ from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.engine.variants import SpeculationVariants
 
+# A grammar that is compiled within some milliseconds is small. Not tuned.
 LARGE_BYTES = 8 * 1024
 STACK_BYTES = 8 * 1024 * 1024
 """Four times what the sandbox has (orchestrator.daemon.sandbox.nursery): what it compiles does not overflow here."""
+# ADR 0047: no grammar within the bounds of size took over 0.13 s.
 COMPILE_TIMEOUT_S = 10.0
+# ADR 0046: as often as pulses; low acceptance is heard of so (ADR 0035). Not tuned.
 _GAUGES_EVERY_S = 0.25
 _WARM_UP_AFTER_S = 2.0
 """Without a request. A vocabulary of 150,000 tokens takes a second, which a first answer, or one that goes on after a

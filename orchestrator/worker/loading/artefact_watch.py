@@ -18,8 +18,11 @@ from orchestrator.clock import Clock
 class WatchPace:
     """Each artefact is read every `period_s`, at most `bytes_per_s`; every `look_s` it is looked which are due."""
 
+    # ADR 0049: each artefact once a day.
     period_s: float = 24 * 3600.0
+    # ADR 0049: at the lowest priority. Not tuned.
     bytes_per_s: float = 16.0 * MIB
+    # Whether one is due. Not tuned.
     look_s: float = 60.0
 
 

@@ -12,9 +12,9 @@ from adapters.hardware import count_logical_cores
 from orchestrator.machine.work_meter import LOOK_S, WorkMeter
 
 _LONGEST_S: Final = 900.0
-"""Of processor time, on each core: compilers of some devices take minutes, none takes so long."""
+"""Of processor time, on each core: compilers of some devices take minutes, none takes so long. ADR 0107."""
 _LONGEST_IDLE_S: Final = 100.0
-"""Before the worker itself counts as hanging."""
+"""Before the worker itself counts as hanging. ADR 0107: LOAD_IDLE_S is 120 s."""
 
 OnLook = Callable[[float], None]
 """Called every second with the processor time that a process has had, in s."""

@@ -24,9 +24,12 @@ from orchestrator.worker.loading.statistics import find_statistics
 from policies.speculation.draft_pass import MOST_BRANCHES
 
 Emit = Callable[[Event], None]
+# ADR 0090: the longest match of a repetition. The table of certainty ends at 12.
 _MATCH = 16
-_TEXTS_BYTES = 16 * 1024 * 1024  # for earlier outputs
-_CHECKED_AHEAD = 4  # tokens beyond one: a pass asks for one more
+# For earlier outputs. 70,000 tokens of Python lists (ADR 0086). Not tuned.
+_TEXTS_BYTES = 16 * 1024 * 1024
+# Tokens beyond one: a pass asks for one more. ADR 0090.
+_CHECKED_AHEAD = 4
 
 
 def build_draft_engine(options: dict[str, Any]) -> DraftEngine:

@@ -57,11 +57,14 @@ from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import DepthPolicy
 
+# ADR 0097: positions that a first guess is made for. Rounds correct it.
 _CONTEXT_TOKENS: Final = 256
+# ADR 0097, as above: a chunk of a short prompt.
 _PROMPT_ROWS: Final = 64
 _PROCESSOR = "CPU"
 Emit = Callable[[Event], None]
 
+# ADR 0029: before serving, where no profile is stored; 0.4 s told a row's cost poorly (docs/benchmarks.md).
 _MEASURING_S = 0.6
 NOTHING_KNOWN: Final = FirstCost(TYPICAL, "nothing: no depth is chosen", known=False)
 

@@ -19,9 +19,7 @@ from adapters.contract import (
 )
 from adapters.decoder.spec import DecoderSizes
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
-
-_KV_VALUE_BYTES = 2
-"""Of the smallest floats that a cache has everywhere: with larger ones there is room for less."""
+from orchestrator.fitting.device_layers import KV_VALUE_BYTES
 
 
 def predict_memory(
@@ -53,7 +51,7 @@ def predict_memory(
     element_bytes = _bytes(prepared) / spec.matrix_elements
     in_layers = spec.count_layer_elements(held)
     at_ends = spec.count_elements(held) - in_layers
-    position_bytes = _KV_VALUE_BYTES * spec.count_kv_elements(held)
+    position_bytes = KV_VALUE_BYTES * spec.count_kv_elements(held)
     head = spec.vocabulary_size * spec.hidden if last else 0
     shape = ModelShape(
         spec.vocabulary_size if last else 0,

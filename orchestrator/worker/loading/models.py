@@ -53,6 +53,7 @@ from policies.models.quantization import PrecisionChoice
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+# ADR 0053. Not tuned.
 _LEAST_BATCH_ROWS = 16
 
 

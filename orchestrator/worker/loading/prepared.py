@@ -48,7 +48,7 @@ from policies.models.quantization import PrecisionChoice
 
 SIMULATED_PREFIX = "simulated:toy"
 _TRIES = 3
-"""Of preparing a model whose files are replaced meanwhile."""
+"""Of preparing a model whose files are replaced meanwhile. ADR 0103. Not tuned."""
 
 OnProgress = Callable[[str, float], None]
 

@@ -10,15 +10,14 @@ import msgspec
 
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.protocol.measuring import Finding
+from orchestrator.side_lane import LOWEST_PRIORITY
 from orchestrator.worker.loading.prepared import prepare_model, prepare_tokenizer_of
 from orchestrator.worker.measuring.engine import MeasuringEngine, OnProgress
-
-_IDLE_PRIORITY = 19
 
 
 def build_preparing(options: dict[str, Any]) -> MeasuringEngine:
     """Return the engine. Called inside the worker process, which takes only the time that nothing else wants."""
-    os.nice(_IDLE_PRIORITY)
+    os.nice(LOWEST_PRIORITY)
     wanted = msgspec.convert(options, EngineOptions)
     return MeasuringEngine(lambda progress: _prepare(wanted, progress))
 

@@ -45,13 +45,17 @@ from orchestrator.worker.measuring.pairs import compare_choices, replay_drafter
 from orchestrator.worker.measuring.steps import Steps, measure_steps
 from policies.speculation.cascade import MOST_CHECKED
 
+# ADR 0108: the kernel's counters are sums, so few looks tell the mean.
 _EVERY_S: Final = 1.0
 
 Sample = Callable[[], Mapping[str, DeviceLoad]]
+# ADR 0024: 32 sequences, and one for chunks of prompts.
 SLOTS = 33
-_IDLE_S = 0.5
+_IDLE_S = 0.5  # of looking at the power of a device at rest. Not tuned.
 _ENDED_FIRST = "500"
+# ADR 0033: what the policy yields is found at each of them.
 _SEQUENCES = (1, 4, 16)
+# ADR 0033: the policy's yield is that of its bound, so each has figures of its own.
 _BOUNDS = (1, 4, 12)
 
 

@@ -16,6 +16,7 @@ from orchestrator.worker.drafting.cache import count_common_prefix
 from orchestrator.worker.drafting.port import Ask, Drafter
 from policies.sampling import Sampling
 
+# ADR 0024: acceptance is replayed at each.
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 

@@ -38,7 +38,9 @@ from orchestrator.worker.loading.prepared import OnProgress
 from orchestrator.worker.measuring.steps import follow_on
 
 Rows = NDArray[np.float32]
+# ADR 0020: 17 prompts give 1,088 tokens so, an error of 0.5 % at 97 % agreement.
 ANSWER_TOKENS = 64
+# ADR 0020. Not tuned.
 _TIMED_STEPS = 40
 
 

@@ -23,8 +23,10 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.measuring.watched import WatchedModel
 
-_LEAST_PROMPTS = 6  # rounds with prompts, before what they take says anything
-_MOST = 3.0  # times the median: no more is believed, since one stall can decide a mean
+# Rounds with prompts, before what they take says anything. ADR 0033. Not tuned.
+_LEAST_PROMPTS = 6
+# Times the median: no more is believed, since one stall can decide a mean. ADR 0033. Not tuned.
+_MOST = 3.0
 
 
 @dataclass(frozen=True, slots=True)

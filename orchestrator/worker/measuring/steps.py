@@ -21,21 +21,27 @@ OnProgress = Callable[[str, float], None]
 _LONG = (1024, 512, 256, 192, *(96,) * 12)
 """Positions that each of the first sequences holds, as far as there is room."""
 _SHORT = (16,) * 16
-"""And each of the others: the same forwards with nearly nothing to attend to."""
+"""And each of the others: the same forwards with nearly nothing to attend to. ADR 0024."""
+# ADR 0024: rows of chunks of prompts that are timed. Errors on unseen samples are 3 to 12 % (docs/benchmarks.md).
 _CHUNK_ROWS = (8, 32, 64, 128, 256)
+# ADR 0024: kernels change at certain row counts. Errors on unseen samples are 2 to 6 % (docs/benchmarks.md).
 _ROWS_ALONE = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
+# ADR 0024: sequences, and rows of each. Not tuned.
 _ROWS_TOGETHER = ((2, 1), (2, 3), (2, 5), (4, 1), (4, 2), (4, 5), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
+# ADR 0024: the same behind long contexts, for the cost of a position.
 _ROWS_BEHIND = (1, 2, 5, 9, 16)
-_CHUNK_ROWS_BEHIND = (64, 256)
+_CHUNK_ROWS_BEHIND = (64, 256)  # as above, of chunks
 _CHEAP_MS = 25.0
 """A forward that takes no longer is counted twice at each visit. One more before is not counted: it finds nothing of
-its own in the processor's caches, and buffers of another shape."""
+its own in the processor's caches, and buffers of another shape. ADR 0024."""
 _LONG_MS = 100.0
-"""A forward that takes longer does not notice that, and counts at once."""
+"""A forward that takes longer does not notice that, and counts at once. ADR 0024."""
+# ADR 0024: lower quartiles of one pass would be its noise.
 _LEAST_PASSES = 2
+# ADR 0024. Bounds time on fast devices. Not tuned.
 _MOST_PASSES = 12
 _FAIR = 1.5
-"""From the third pass on, a point that took so many times its share of the budget is left out."""
+"""From the third pass on, a point that took so many times its share of the budget is left out. ADR 0024. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,17 @@ from device_profiles.workload import ModelSpec
 from orchestrator.protocol.links.endpoint import LinkLost, notice_silence
 
 VERSION = 3
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a longer one is a broken stream, as on the drafts' link
 MAX_ARRAY_BYTES = 1024 * 1024 * 1024
 """Longer ones can only be a broken stream: 4,096 rows of 65,536 numbers have as many."""
+# ADR 0077: sockets' own buffers move 4 MiB at a quarter of ZeroMQ's rate. Not tuned.
 BUFFER_BYTES = 4 * 1024 * 1024
 _ROWS = struct.Struct(">II")
 """Behind each message: how many rows follow, and of how many numbers each is."""
+# ADR 0083: with _UNHEARD_MS a host that is gone is noticed within 11 s.
 _SILENT_S, _PROBE_EVERY_S, _PROBES = 5, 2, 3
-_UNHEARD_MS = 10_000  # what was sent and is not confirmed for so long: the host is gone
+# What was sent and is not confirmed for so long: the host is gone. ADR 0083.
+_UNHEARD_MS = 10_000
 _T = TypeVar("_T")
 Rows = NDArray[np.float32]
 

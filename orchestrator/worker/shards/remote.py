@@ -30,11 +30,13 @@ from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import LinkLost, knock
 from orchestrator.worker.shards import protocol as wire
 
+# ADR 0083: asking a runtime for its devices and classes takes seconds (torch two). Not tuned.
 _DESCRIBED_S = 30.0
 _LOADED_S = 1800.0
-"""Preparing and compiling take minutes on some devices; a process that ends, or a host, is noticed before."""
+"""Preparing and compiling take minutes on some devices; a process that ends, or a host, is noticed before. ADR 0083: as
+LOAD_STAGE_S."""
 _COMPUTED_S = 600.0
-"""A forward that hangs is noticed by the watchdog of rounds long before; this only bounds a thread's life."""
+"""A forward that hangs is noticed by the watchdog of rounds long before; this only bounds a thread's life. ADR 0083."""
 
 ResultT = TypeVar("ResultT", bound=wire.Result)
 

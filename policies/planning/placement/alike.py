@@ -21,6 +21,9 @@ from policies.planning.plan import Device, Host
 _Ranked = tuple[int, str]  # where it comes by name, and its name
 _View = tuple[int, ...]  # what there is to choose from in a zone: its marks and states of its first hosts, in order
 
+FEW = 64
+"""Devices that a search looks at one by one (ADR 0096); of more, a few of each kind. Not tuned."""
+
 
 @dataclass(slots=True)
 class _Zone:

@@ -29,7 +29,8 @@ from policies.planning.score import placement_score
 from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, best_depth
 
-_BYTES_PER_TOKEN = 4.0  # of a prompt on its way to the target: ids alone
+# Of a prompt on its way to the target: ids alone, four bytes each.
+_BYTES_PER_TOKEN = 4.0
 
 
 class Where(IntEnum):

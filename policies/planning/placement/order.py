@@ -16,7 +16,9 @@ from device_profiles.units import MS_PER_S
 from policies.planning.placement.candidate import PlacedShard, hops
 from policies.planning.placement.links import Links
 
-_TRIED = 6  # hosts, of which all orders are tried
+# Hosts, of which all orders are tried. Bounded by 720 orders (ADR 0025); of more hosts the median link of a kind
+# decides.
+_TRIED = 6
 
 
 @dataclass(frozen=True, slots=True)

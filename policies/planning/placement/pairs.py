@@ -32,10 +32,15 @@ from policies.planning.throughput import DraftSide, compute_shared_read_ms, draf
 
 _Joined = tuple[Ints, Ints, Ints]  # target rows, draft rows, and where these are from there
 
-_KEEP = 3  # the fastest drafts that are kept of each place: more than one, because one may be on the target's own
-_THREADS = 4096  # more than anybody has
-_CHUNK = 50_000  # pairs that are predicted at a time
-_FEW_DRAFTS = 48  # so many are all paired with all targets, where a slower one may be the better
+# The fastest drafts that are kept of each place: more than one, because one may be on the target's own. ADR 0025: a
+# test compares with trying everything.
+_KEEP = 3
+_THREADS = 4096  # more than anybody has. It only makes a key of two numbers.
+# Pairs that are predicted at a time. Bounds memory; no plan depends on it.
+_CHUNK = 50_000
+# So many are all paired with all targets, where a slower one may be the better. Bounds time. ADR 0055: a test compares
+# this with the pruned way.
+_FEW_DRAFTS = 48
 
 
 APART = {"": 0, "device": Where.HOST, "host": Where.ZONE, "zone": Where.FAR}

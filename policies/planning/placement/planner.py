@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from policies.planning.merit import describe_merit, fill_in_expense, is_better, sum_expense, sum_merits
+from policies.planning.placement.alike import FEW
 from policies.planning.placement.candidate import ScoredCandidate, replica, with_own_score
 from policies.planning.placement.filters import Usable, usable
 from policies.planning.placement.links import Links, links_of
@@ -16,8 +17,8 @@ from policies.planning.placement.several import Fleet, choose_replica
 from policies.planning.placement.standby import standby
 from policies.planning.plan import Host, Inventory, Objective, Plan, PlanGoal, ReplicaPlacement
 
-_FEW = 64  # devices, of which there is time to try
-_EVERY_COUNT = 8  # every number of replicas up to this one
+# Every number of replicas up to this one. ADR 0055; above, they double.
+_EVERY_COUNT = 8
 
 
 def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
@@ -98,7 +99,7 @@ def _replicas(
 
 def _counts(most: int, devices: int) -> list[int]:
     """Return how many replicas to try: of few devices every number up to a bound, then twice as many each time."""
-    every = _EVERY_COUNT if devices <= _FEW else 2
+    every = _EVERY_COUNT if devices <= FEW else 2
     counts = list(range(2, min(every, most) + 1))
     while counts and counts[-1] < most:
         counts.append(min(2 * counts[-1], most))

@@ -20,7 +20,8 @@ from policies.planning.plan import NoPlan, Option, PlanGoal, RejectedCandidate, 
 from policies.planning.shard_cost import context_tokens
 from policies.planning.throughput import predict
 
-_MOST_TOLD = 4  # of what was rejected, where there is no plan
+# Of what was rejected, where there is no plan. Not tuned: what a person reads.
+_MOST_TOLD = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from policies.planning.placement.pairs import Pairs, model_pairs, plain_pairs, t
 from policies.planning.placement.rows import Bools, Floats, Index, Ints, OptionRows, draft_rows, index_of, target_rows
 from policies.planning.plan import DrafterFacts, ModelFacts, Objective, PlanGoal, RejectedCandidate
 
-_SCORED = 512  # candidates that are scored, of those that are predicted alike
+# Candidates that are scored, of those that are predicted alike. Bounds time: exact ties are devices of one profile (ADR
+# 0025).
+_SCORED = 512
 
 
 @dataclass(frozen=True, slots=True)

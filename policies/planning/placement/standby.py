@@ -21,7 +21,9 @@ from policies.planning.placement.search import SearchResult, candidate_of
 from policies.planning.plan import Option, PlanGoal, Standby
 from policies.planning.shard_cost import ModelPart, context_tokens, kv_bytes
 
-_WORTH = 0.8  # the standby that shares least is taken where it has this share of the best one's merit
+# The standby that shares least is taken where it has this share of the best one's merit. ADR 0025. Not tuned: it says
+# how much speed a stranger zone is worth in a rare hour.
+_WORTH = 0.8
 _APART: tuple[Literal["zone", "host", "device"], ...] = ("zone", "host", "device")
 
 

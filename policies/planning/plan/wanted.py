@@ -110,12 +110,14 @@ class Constraints:
     zones: tuple[str, ...] = ()
     sharding: Literal["when_needed", "allowed", "never"] = "when_needed"
     shards: int = 0
+    # Bounds time (ADR 0025).
     max_shards: int = 16
     one_host: bool = False
     shard_runtimes: tuple[str, ...] = ()
     max_replicas: int = 1
     min_replicas: int = 1
     standby: bool = True
+    # As KEPT_FREE of policies.models.device_layers.
     keep_free: float = 0.05
 
 

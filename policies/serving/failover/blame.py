@@ -36,17 +36,22 @@ _SUSPICION: Final[dict[LossKind, tuple[int, int]]] = {
 """By the kind of loss: of a request that had run there for less than SETTLED_TOKENS, and of one that had run longer.
 What kills a worker mostly does so at once, so the former waits for a worker of its own and harms no other. One that got
 its worker killed from outside later goes on from there in the next one, and gets that killed at once."""
+# ADR 0046: a request that kills mostly kills at its start. Also what closes a breaker (ADR 0053).
 SETTLED_TOKENS: Final = 16
+# ADR 0046: one early crash, or two late ones. It follows from the weights above.
 SUSPECT_FROM: Final = 4
 _PROOF: Final[dict[LossKind, int]] = {"crashed": 6, "hung": 4, "memory": 2, "killed": 1, "device": 2, "host": 0}
 """Of a death alone in a worker of its own. Whoever kills workers from outside may hit any, and the kernel may take one
 for what another process holds. That is proof only where the request had just begun there: one that gets its workers
 killed has, each time. Where the kernel says that it ended nobody, it hardly was the request's doing. A program that
 watches memory in the kernel's place would be no more seen than any other."""
+# ADR 0046: one crash alone, two hangs, three deaths by memory, six kills; three kills had hit an innocent one.
 CONVICTED_FROM: Final = 6
 _BY_CHANCE: Final[frozenset[LossKind]] = frozenset({"memory", "killed"})
 _UNPROVEN: Final = 2
-"""So many times as much proof is asked for while no other request has had a token since: the device may be broken."""
+"""So many times as much proof is asked for while no other request has had a token since: the device may be broken. ADR
+0046."""
+# ADR 0046: four times as many a death, up to this: longer than most answers.
 _LONGEST_PROBATION_TOKENS: Final = 4096
 
 

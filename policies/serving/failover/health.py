@@ -32,17 +32,29 @@ PartKind = Literal["device", "host", "link", "worker"]
 Held = Literal["", "draining", "cordoned"]
 """What an operator may ask of a part; "" lets it work again."""
 
+# ADR 0053: two losses of a device within a minute open it, within five they do not. Not tuned.
 HALF_LIFE_S: Final = 60.0
+# ADR 0053: one hang or two crashes, by the weights below.
 SUSPECT_FROM: Final = 1.0
+# ADR 0053: two half-lives after one hang, so that it does not swing.
 HEALTHY_BELOW: Final = 0.25
+# ADR 0053: a memory error, or two losses of the device within a minute.
 OPEN_FROM: Final = 3.0
 UNPROVEN_AT_MOST: Final = 2.0
-"""The score that failures come to of which none is proof."""
+"""The score that failures come to of which none is proof. ADR 0053: with more, a chaos run opened the processor, and
+restarts waited for 9 to 19 s."""
+# ADR 0053: a device that fails at once is tried after 10, 20, 40 s. Not tuned.
 FIRST_OPEN_S: Final = 10.0
+# ADR 0053: ten minutes, which costs a load each. Not tuned.
 LONGEST_OPEN_S: Final = 600.0
+SUSPECT_HEALTH: Final = 0.5
+"""The share of its health that a suspect part, or one that slows itself down, has in scores of plans (ADR 0053). Not
+tuned: it only decides between plans of equal merit."""
+# ADR 0053, as below.
 FIRST_HOST_OPEN_S: Final = 1.0
 HOST_OPEN_S: Final = 5.0
-"""The first time, and the longest, that a host or a link stays open: to look whether it is back costs little."""
+"""The first time, and the longest, that a host or a link stays open: to look whether it is back costs little. ADR
+0053."""
 DEVICE_WEIGHT: Final[dict[str, float]] = {
     "out_of_memory": 0.0,
     "model_replaced": 0.0,
@@ -65,13 +77,17 @@ PROVES: Final[frozenset[LossKind]] = frozenset({"device", "host"})
 """Only these open a breaker. A crash or a hang may be a request's or the program's: it makes a device suspect at
 most."""
 
+# ADR 0053. Beside one other program a round takes twice as long, so less is no outlier.
 SLOW_FROM: Final = 3.0
+# ADR 0053: half of that, against swinging.
 SLOW_UNTIL: Final = 1.5
+# ADR 0053: 50 rounds, about a second: a burst of another program passes by.
 _NEWEST_ROUND: Final = 0.02
+# One stalled round moves the mean by 0.4 at most, so that six in a row are needed.
 _RATIO_AT_MOST: Final = 20.0
 _SURELY_S: Final = 1e-3  # more than rounding makes of a time
 _LOST_MS: Final = 5.0
-"""What any round may lose to other things: a round of 1 ms that takes 4 tells nothing of its device."""
+"""What any round may lose to other things: a round of 1 ms that takes 4 tells nothing of its device. Not tuned."""
 
 REFUSES: Final = frozenset({Health.OPEN, Health.DRAINING, Health.CORDONED})
 """In these states a part takes nothing new."""

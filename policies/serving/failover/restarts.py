@@ -7,15 +7,18 @@ from typing import Final
 
 from policies.serving.failover.blame import LossKind
 
+# ADR 0046: `cluster.max_restarts` counts in so long. Not tuned.
 WINDOW_S: Final = 600.0
+# ADR 0046: streams wait for it. Not tuned.
 FIRST_BACKOFF_S: Final = 0.2
+# ADR 0046. Not tuned: a place that fails again and again is tried four times a minute.
 MAX_BACKOFF_S: Final = 15.0
 SPENT_BACKOFF_S: Final = 60.0
-"""Between two attempts where the budget is spent: there is no last one."""
+"""Between two attempts where the budget is spent: there is no last one. ADR 0046: once a minute."""
 USEFUL_S: Final = 5.0
-"""A worker that served for so long was worth its start: whatever ended it, it is no loop of failures."""
+"""A worker that served for so long was worth its start: whatever ended it, it is no loop of failures. ADR 0046."""
 HOST_BACKOFF_S: Final = 5.0
-"""The longest where the host or the cluster is away: to look whether it is back costs little."""
+"""The longest where the host or the cluster is away: to look whether it is back costs little. ADR 0053."""
 
 
 @dataclass(frozen=True, slots=True)

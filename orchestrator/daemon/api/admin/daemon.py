@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from orchestrator.clock import Clock, SystemClock
+from orchestrator.daemon.api.admin.requests import MOST_NAME
 from orchestrator.redaction import redact_values
 from orchestrator.telemetry import LEVELS, LogFilter, LogRing
 
@@ -38,9 +39,9 @@ def install_support_routes(app: FastAPI, pages: SupportPages) -> None:
         return Response(pages.metrics(), media_type=CONTENT_TYPE_LATEST)
 
 
+# More than the ring of 8 MiB holds (ADR 0068).
 _MOST_LINES = 10_000
-_USUAL_LINES = 1_000
-_MAX_NAME = 256
+_USUAL_LINES = 1_000  # what a person reads. Not tuned.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ def install_log_route(app: FastAPI, log: KeptLog) -> None:
         after: Annotated[int, Query(ge=0)] = 0,
         last_s: Annotated[float | None, Query(ge=0)] = None,
         level: Literal["debug", "info", "warning", "error"] = "debug",
-        request: Annotated[str, Query(max_length=_MAX_NAME)] = "",
-        worker: Annotated[str, Query(max_length=_MAX_NAME)] = "",
+        request: Annotated[str, Query(max_length=MOST_NAME)] = "",
+        worker: Annotated[str, Query(max_length=MOST_NAME)] = "",
         most: Annotated[int, Query(ge=1, le=_MOST_LINES)] = _USUAL_LINES,
     ) -> Response:
         since_s = 0.0 if last_s is None else log.clock.wall_s() - last_s

@@ -12,6 +12,7 @@ from orchestrator.daemon.api.errors import response_of
 from orchestrator.daemon.api.keys import ADMIN_PATH
 from orchestrator.errors import RequestError
 
+# ADR 0067: 1 MiB; the largest body lists names.
 MOST_BODY_BYTES: Final = 1 << 20
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from device_profiles.units import S_PER_MINUTE
 from orchestrator.daemon.api.admin.requests import MOST_NAME
 from orchestrator.daemon.api.admin.targets import AdminTargets
 from orchestrator.daemon.api.audit import note_change
@@ -15,8 +16,7 @@ from orchestrator.daemon.api.body_work import DeadlyBodies
 from orchestrator.daemon.control.port import QuarantinedView
 from orchestrator.errors import RequestError
 
-MOST_MINUTES = 7 * 24 * 60.0
-SECONDS_PER_MINUTE = 60.0
+MOST_MINUTES = 7 * 24 * 60.0  # a week; a longer one is a mistake of units
 
 
 class Release(BaseModel):
@@ -57,7 +57,7 @@ def install_quarantine_routes(app: FastAPI, targets: AdminTargets, deadly: Deadl
         unknown: list[RequestError] = []
         for target in targets.choose(body.model):
             try:
-                convict = target.control.steering.quarantine(body.request, body.minutes * SECONDS_PER_MINUTE)
+                convict = target.control.steering.quarantine(body.request, body.minutes * S_PER_MINUTE)
             except RequestError as error:
                 unknown.append(error)
             else:

@@ -17,7 +17,7 @@ from orchestrator.daemon.control.port import RouteView, TrialView
 from orchestrator.daemon.control.streams.request_history import RequestView
 from orchestrator.errors import RequestError
 
-MOST_NAME = 256
+MOST_NAME = 256  # characters of a name in a request. Not tuned.
 _T = TypeVar("_T")
 NameOwner = Callable[[str], str]
 """Returns the name of a key by its id."""

@@ -14,7 +14,7 @@ from orchestrator.daemon.api.admin.targets import AdminTargets, spell_worker
 from orchestrator.daemon.api.audit import note_change
 from orchestrator.daemon.control.port import DraftersView
 
-_MOST_DRAFTERS = 64
+_MOST_DRAFTERS = 64  # more than a target has
 
 
 class Failover(BaseModel):

@@ -28,7 +28,7 @@ from orchestrator.daemon.api.openapi import operation
 from orchestrator.daemon.api.question import SharedGround
 from orchestrator.errors import RequestError
 
-MAX_METADATA = 16
+MAX_METADATA = 16  # OpenAI's
 _Record = TypeVar("_Record", FileRecord, BatchRecord)
 _Limit = Annotated[int, Query(ge=1, le=10_000)]
 _FORM = {

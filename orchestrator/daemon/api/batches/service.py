@@ -21,10 +21,13 @@ from orchestrator.durable import is_full
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger, where_it_broke
 
-WINDOW_S = 24 * 3600
+WINDOW_S = 24 * 3600  # OpenAI's `24h`
+# ADR 0054: whether a place stays free behind other requests. Not tuned.
 _LOOK_EVERY_S = 0.05
-_GAP_S = 0.005  # from where a line is decoded until its stream is seen
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # for room on the disk
+# From where a line is decoded until its stream is seen. Not tuned.
+_GAP_S = 0.005
+# For room on the disk. ADR 0106. Not tuned.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 INPUT_PURPOSE = "batch"
 _T = TypeVar("_T")
 

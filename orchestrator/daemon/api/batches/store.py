@@ -24,7 +24,8 @@ from orchestrator.telemetry import get_logger
 
 _Record = TypeVar("_Record", FileRecord, BatchRecord)
 _ID_BYTES = 12
-_MAX_NAME = 255
+_MAX_NAME = 255  # Linux's for a file's name
+# ADR 0106: left free on the disk. Not tuned.
 _ROOM_BYTES = 1024 * 1024
 
 _log = get_logger(__name__)

@@ -11,9 +11,9 @@ from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDeco
 from orchestrator.daemon.api.batches.store import Receiving
 from orchestrator.errors import RequestError
 
-MAX_FIELD_BYTES = 4096
-MAX_PARTS = 16
-_BUFFER_BYTES = 1024 * 1024
+MAX_FIELD_BYTES = 4096  # more than any field of OpenAI's forms has
+MAX_PARTS = 16  # more than OpenAI's forms have
+_BUFFER_BYTES = 1024 * 1024  # of a part's head, which waits in memory. Not tuned.
 
 
 async def receive_form(

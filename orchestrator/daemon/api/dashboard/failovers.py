@@ -10,6 +10,7 @@ from orchestrator.clock import Clock
 from orchestrator.daemon.control.port import StateView
 from orchestrator.daemon.control.state import FAILED, READY, RESTARTING, STARTING
 
+# ADR 0069: bounds memory. Not tuned.
 _MOST_EVENTS: Final = 200
 
 

@@ -19,8 +19,8 @@ from orchestrator.daemon.control.port import PlanView
 from orchestrator.daemon.control.replicas.shortfall import list_missing, list_wanted
 from orchestrator.errors import RequestError
 
-_LAST_REQUESTS: Final = 50
-_MOST_REJECTED: Final = 40
+_LAST_REQUESTS: Final = 50  # what a person reads. Not tuned.
+_MOST_REJECTED: Final = 40  # what a person reads. Not tuned.
 _REJECTED: Final = ("what", "why", "role")
 
 

@@ -18,10 +18,12 @@ from orchestrator.errors import RequestError
 from orchestrator.json_lines import escape_line_ends
 from orchestrator.telemetry import LoopGuard
 
+# ADR 0069: one snapshot a second serves all viewers.
 EVERY_S: Final = 1.0
+# ADR 0069. Not tuned: each is a stream of some kilobytes a second.
 MOST_VIEWERS: Final = 32
 SLOW_READER_S: Final = 10.0
-"""A viewer that has not taken a snapshot in after so long is dropped."""
+"""A viewer that has not taken a snapshot in after so long is dropped. ADR 0069."""
 
 _encode = msgspec.json.Encoder().encode
 _Parts = dict[str, bytes]

@@ -105,6 +105,7 @@ class BlockBuilder:
 
 OPEN = "<think>"
 CLOSE = "</think>"
+# Of a prompt in which a template may have opened a thought. Longer than any such opening.
 _TAIL_TOKENS = 16
 
 

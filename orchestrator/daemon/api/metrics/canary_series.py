@@ -8,8 +8,9 @@ from orchestrator.daemon.api.metrics.request_timing import RequestTotals
 from orchestrator.daemon.api.metrics.series import Engine, Registered
 from orchestrator.daemon.control.port import PROMOTED, ROLLED_BACK, TRIAL, TrialView
 
+# Upper ends of a histogram's buckets, part of the metrics' language.
 LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # as above
 
 
 class TrialSeries:

@@ -35,7 +35,8 @@ from orchestrator.daemon.control.port import Control, ReplicaView, StateView, Tr
 from orchestrator.protocol.rounds import RoundReport
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
-_GLANCE_S = 0.1
+_GLANCE_S = 0.1  # between two looks at control's view for metrics. Not tuned.
+# ADR 0091: a look takes a twentieth of the time at most, as a fleet's view takes milliseconds.
 _GLANCE_SHARE = 20.0
 
 

@@ -12,14 +12,12 @@ import numpy as np
 
 from device_profiles.units import MILLION, MS_PER_S, S_PER_HOUR, compute_cost_per_million
 from orchestrator.clock import Clock
-from orchestrator.daemon.api.metrics.request_timing import Recent
+from orchestrator.daemon.api.metrics.request_timing import WINDOW_S, Recent
 from orchestrator.daemon.api.metrics.series import Engine, Registered
 from orchestrator.daemon.control.port import PlanView, ReplicaView
 from policies.serving.slo import Objective, Objectives, SloAction
 
-WINDOW_S = 30.0
-"""The time that the goodput, the latencies and the cost of a million tokens look back."""
-_MOST_REQUESTS = 1024
+_MOST_REQUESTS = 1024  # bounds memory: 34 requests a second fill the window
 ALL = "all"
 
 

@@ -15,13 +15,13 @@ from orchestrator.clock import Clock
 from orchestrator.daemon.api.metrics.series import Engine, Registered
 from orchestrator.protocol.rounds import RequestStats
 
-_BUCKET_S = 1.0
+_BUCKET_S = 1.0  # counts are kept by so much: a thirtieth of the window
 WINDOW_S = 30.0
-"""The time that `tokens_per_s` looks back."""
-_REQUESTS = 100  # of which medians are taken
-PERCENTILES: Final = (50, 95, 99)
+"""The time that rates and means of metrics and `outrider status` look back. Not tuned."""
+_REQUESTS = 100  # of which medians are taken. Not tuned.
+PERCENTILES: Final = (50, 95, 99)  # what operators name objectives by
 MOST_SAMPLES: Final = 1000
-"""The sequences that percentiles are taken of."""
+"""The sequences that percentiles are taken of. Not tuned: ten of them are above the highest percentile."""
 
 
 @dataclass(slots=True)

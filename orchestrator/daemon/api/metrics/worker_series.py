@@ -8,21 +8,19 @@ from typing import get_args
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.daemon.api.metrics.canary_series import TOKEN_S
-from orchestrator.daemon.api.metrics.request_timing import Recent
+from orchestrator.daemon.api.metrics.request_timing import WINDOW_S, Recent
 from orchestrator.daemon.api.metrics.series import Engine, PerWorker, Present, Registered
 from orchestrator.daemon.control.port import DraftView, KvMoveTotals, ReplicaView
 from orchestrator.protocol.draft_messages import DrafterState, RemoteState
 from orchestrator.protocol.rounds import Gauges, RoundReport
 from policies.serving.failover.blame import LossKind
 
-WINDOW_S = 30.0
-"""The time that `acceptance_rate` and `tokens_per_second` look back."""
-
 TOKEN_COUNTS = tuple(float(2**power) for power in range(18))
 """Bounds of histograms of tokens."""
+# Upper ends of a histogram's buckets, part of the metrics' language.
 _ROUND_MS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
 
-_FLIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+_FLIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)  # as above
 
 
 _WORKER_COUNTS = {

@@ -12,6 +12,7 @@ from typing import Any
 from orchestrator.daemon.api.schemas.walk import Node, read_pointer
 
 _KEY = "$defs"
+# Bytes of schemas that references copy: a schema cannot grow without end by them (ADR 0100).
 _MOST_COPIED = 256 * 1024
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from orchestrator.daemon.api.schemas.definitions import Definitions
 from orchestrator.daemon.api.schemas.walk import Node
 
+# ADR 0100: bounds time; what is not found within it is refused, never guessed.
 _MOST_STEPS = 60_000
-_MOST_DEPTH = 12
+_MOST_DEPTH = 12  # as above
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 """'number' is here a number that is no integer."""
 

@@ -16,9 +16,10 @@ _IDLE_IN_NAMES = frozenset((
     *("readOnly", "title", "type", "writeOnly"),
 ))  # fmt: skip
 _BESIDE = ("$defs", "definitions", "$schema", "$id", "id")
+# Characters of a name, up to which lengths of names can be a pattern (ADR 0100). Not tuned.
 _MOST_NAME = 256
 _NAME_BYTES = 32  # of a name: its quotes, and a reference to what it has
-_MOST_HOPS = 8
+_MOST_HOPS = 8  # references in a row to what names are. Not tuned.
 _NAMES = "say with 'enum' or 'pattern' alone what names there may be, or list the properties in 'properties'"
 
 

@@ -39,9 +39,10 @@ _WRITTEN_ANEW = frozenset((
 _KNOWN = _ANNOTATIONS | _KEPT | _WRITTEN_ANEW
 _NO_PROMISE = ("contentEncoding", "contentMediaType", "contentSchema")
 _ANCHORS = ("$dynamicAnchor", "$recursiveAnchor")
+# ADR 0100: bounds of numbers beyond it are drawn in, and told.
 _FURTHEST = 10**18
-_MOST_WARNINGS = 32
-_MOST_SHOWN = 80
+_MOST_WARNINGS = 32  # what a client reads. Not tuned.
+_MOST_SHOWN = 80  # characters of a key in a message. Not tuned.
 
 
 @dataclass

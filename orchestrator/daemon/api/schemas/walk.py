@@ -18,8 +18,9 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "dependentSchemas", "dependencies")
 _DEFINITIONS = ("$defs", "definitions")
 _VALUES = ("const", "enum", "default", "examples")
-_MOST_SHOWN = 160
+_MOST_SHOWN = 160  # characters of a pointer in a message. Not tuned.
 _MOST_BITS = 1100  # more than the largest float has
+# Characters of a reference. Bounds work (ADR 0100).
 _MOST_REFERENCE = 4096
 
 

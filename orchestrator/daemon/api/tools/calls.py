@@ -20,7 +20,8 @@ _HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_TEXT})\s*,\s*"arguments"\s*:\s*(?
 _SPECIAL = re.compile(r'["{}\[\]]')
 _INSIDE_TEXT = re.compile(r'"|\\.', re.DOTALL)
 _SURELY_OPEN = len("<tool")  # of the opening tag: shorter, it may as well be text
-_MOST_GAP = 64  # characters of white space before a call that are held back: a text may end in white space for ever
+# Characters of white space before a call that are held back: a text may end in white space for ever. ADR 0100.
+_MOST_GAP = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from orchestrator.protocol.events import Event, Failed, Progress
 from policies.serving.draft_pool import PoolWorker
 
 SUSPECTED_S: Final = 3.0
-"""How long a worker that one of its replicas calls hung may stay silent before it is ended."""
+"""How long a worker that one of its replicas calls hung may stay silent before it is ended. ADR 0056."""
 
 
 class DraftWorker:

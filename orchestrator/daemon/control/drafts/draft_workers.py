@@ -31,10 +31,13 @@ from orchestrator.protocol.ready import Ready
 from policies.serving.draft_pool import PoolSize, PoolTrend, choose_leaver, follow_pool
 
 NO_POOLS: Final[Mapping[str, PoolSize]] = MappingProxyType({})
-_FEW: Final = 64  # workers and replicas together
-_LOOK_EVERY_S: Final = 1.0  # where there are more
+# Workers and replicas together. ADR 0098.
+_FEW: Final = 64
+# Where there are more. ADR 0098: ten thousand start in 4.2 s of one core.
+_LOOK_EVERY_S: Final = 1.0
 _SOON_S: Final = 1e-6  # a timer may go off so much too early
-_LEAVE_S = 1.0  # a worker that is not needed is left so long, for its replicas to be connected elsewhere
+# A worker that is not needed is left so long, for its replicas to be connected elsewhere. ADR 0056.
+_LEAVE_S = 1.0
 
 
 @dataclass(slots=True)

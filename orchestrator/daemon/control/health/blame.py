@@ -20,8 +20,9 @@ from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit
 from policies.serving.failover.blame import Death, LossKind, convicts, is_suspect, probation_tokens, weigh_suspicion
 
+# ADR 0046: suspicion counts over a request's life; who was quiet for an hour is gone. Not tuned.
 _FORGET_S: Final = 3600.0
-_MOST_REMEMBERED: Final = 4096
+_MOST_REMEMBERED: Final = 4096  # bounds memory. Not tuned.
 _DIGEST_BYTES: Final = 8
 NO_RETRY: Final = {"x-should-retry": "false"}
 """The header by which OpenAI's clients are told not to send a request again."""

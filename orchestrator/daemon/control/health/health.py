@@ -25,6 +25,7 @@ from policies.serving.failover.health import (
     OPEN_FROM,
     PROVES,
     REFUSES,
+    SUSPECT_HEALTH,
     Breaker,
     Health,
     PartKind,
@@ -32,9 +33,10 @@ from policies.serving.failover.health import (
 )
 
 _WORST: Final = (Health.CORDONED, Health.DRAINING, Health.OPEN, Health.HALF_OPEN, Health.SUSPECT, Health.HEALTHY)
+# ADR 0053: a link opens with its first failure.
 _LINK_WEIGHT: Final = 1.0
-SUSPECT_SHARE: Final = 0.5
-_FORGOTTEN: Final = 1e-3  # of a breaker's score: some ten minutes after one failure
+# Of a breaker's score: some ten minutes after one failure. ADR 0053.
+_FORGOTTEN: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -186,7 +188,7 @@ class HealthBoard:
             del self._breakers[part]
         judgements = {part: self.judge([part], now_s) for part in self._breakers}
         self._weighed = {
-            part: PartHealth(0.0 if judgement.refuses else SUSPECT_SHARE, judgement.why)
+            part: PartHealth(0.0 if judgement.refuses else SUSPECT_HEALTH, judgement.why)
             for part, judgement in judgements.items()
             if judgement.state is not Health.HEALTHY
         }

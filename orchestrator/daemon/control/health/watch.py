@@ -10,7 +10,9 @@ from typing import Final
 from orchestrator.daemon.control.replicas.worker_life import WorkerLife
 from policies.serving.failover.watchdog import FLOOR_S, judge_pulse, judge_silence
 
+# ADR 0046: below PULSE_S, so that a hang is found a tick behind its bound.
 TICK_S: Final = 0.2
+# ADR 0046: when control itself was late it listens anew first. Two ticks.
 _LATE_S: Final = 0.4
 
 

@@ -11,6 +11,7 @@ from device_profiles.device_load import DeviceLoad
 from orchestrator.config.target import THIS_NODE
 from orchestrator.machine.device_sampler import DeviceSampler
 
+# ADR 0057: a sample costs 2.8 ms of processor time.
 EVERY_S: Final = 1.0
 
 _log = logging.getLogger(__name__)

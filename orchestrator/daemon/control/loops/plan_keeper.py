@@ -37,8 +37,9 @@ from policies.planning.plan import Prediction, ReplicaPlacement, Role
 from policies.serving import drift
 from policies.serving.request_load import has_changed
 
+# Rounds that wait for the next sample, a second (ADR 0057). Bounds memory.
 _MOST_UNJUDGED = 4096
-_LOOK_AGAIN_S = 1.0  # while another plan is being made
+_LOOK_AGAIN_S = 1.0  # while another plan is being made. Not tuned.
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)

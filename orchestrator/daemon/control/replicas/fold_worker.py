@@ -30,9 +30,11 @@ from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from policies.serving.failover.blame import LossKind
 
 _NOT_SERVING = (Rank.JOINING, Rank.LEAVING, Rank.STANDBY)
-_QUIET_MS = 4000.0  # a step of a load that takes longer is told again, so that nobody waits for 5 s
+# A step of a load that takes longer is told again, so that nobody waits for 5 s. ADR 0108: every 4 s.
+_QUIET_MS = 4000.0
 _NOT_OF_ITS_PLACE = ("model_replaced", "storage", "network")  # another device or runtime would fail as well
-_HOST_TRIES = 2  # of a replica that is joining: nobody waits for a host that is not there
+# Of a replica that is joining: nobody waits for a host that is not there. ADR 0062.
+_HOST_TRIES = 2
 
 
 def fold_worker_event(state: State, replica: Replica, event: WorkerEvent, now_s: float) -> list[Action]:

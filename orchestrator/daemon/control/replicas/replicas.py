@@ -39,8 +39,10 @@ from policies.serving.routing import Route
 _UNKNOWN: Final = ReplicaPace()
 ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
 """The way out where replicas differ."""
+# Rounds that wait for the next sample (ADR 0057). Bounds memory.
 _MOST_UNTOLD = 4096
-_ENOUGH_PROGRESSED = 2  # one of them is not the one that is blamed
+# One of them is not the one that is blamed. ADR 0046.
+_ENOUGH_PROGRESSED = 2
 
 
 @dataclass(slots=True, eq=False)

@@ -23,6 +23,7 @@ from orchestrator.planning.wanted import ReplicaDemand
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.scaling import ScaleBounds, ScaleChange, ScaleTrend, choose_leaver, follow_load
 
+# ADR 0062. Not tuned: a third of ADD_AFTER_S.
 LOOK_EVERY_S = 1.0
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from orchestrator.daemon.control.state import FAILED, READY
 from policies.serving.failover.health import Health
 
 _STARTS_IN_VAIN = 2
-"""So many workers in a row that never served are no accident."""
+"""So many workers in a row that never served are no accident. Not tuned."""
 
 
 def list_wanted(view: StateView) -> list[ReplicaView]:

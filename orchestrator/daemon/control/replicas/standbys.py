@@ -41,7 +41,7 @@ from policies.serving.failover.standby import (
 )
 
 FIRST_ENGINE: Final = 64
-"""The number of the first standby; replicas have lower ones."""
+"""The number of the first standby; replicas have lower ones, up to MAX_REPLICAS."""
 Bits = str
 SAME, OTHER = "same", "other"
 

@@ -23,11 +23,12 @@ from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from policies.serving.failover.restarts import RestartBudget
 from policies.serving.failover.watchdog import Pulse
 
-STOP_GRACE_S = 5.0
+STOP_GRACE_S = 5.0  # what a worker may take to end its rounds. Not tuned.
 LOADING_GRACE_S = 0.3
-"""Of a worker that is not ready: it takes no command while it loads, and has nothing to finish."""
+"""Of a worker that is not ready: it takes no command while it loads, and has nothing to finish. Not tuned."""
 _DEVICE_FAILURES = ("out_of_memory", "device_lost", "ecc", "thermal")
-_NEWEST = 0.1  # weight of the newest round in how long they take; a longer one counts in full
+# Weight of the newest round in how long they take; a longer one counts in full. Not tuned.
+_NEWEST = 0.1
 NO_DEATH = -1
 """The number of a death that no request can be blamed for."""
 

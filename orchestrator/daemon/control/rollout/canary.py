@@ -34,6 +34,7 @@ from policies.serving.canary import (
     observe_request_figures,
 )
 
+# ADR 0030: what a killed daemon forgets of a trial. Not tuned.
 _SAVED_EVERY_S = 5.0
 _PHASES = {CanaryMove.PROMOTE: PROMOTED, CanaryMove.ROLL_BACK: ROLLED_BACK, CanaryMove.GO_ON: TRIAL}
 _IDENTICAL_RULES = ("greedy", "coupled")

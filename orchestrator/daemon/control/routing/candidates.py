@@ -15,10 +15,14 @@ from policies.serving.narrowing import Kind, Narrowing, step_of
 from policies.serving.replica_load import SharedPaces, is_alike, reckon_tpot_ms
 
 MOST_BLOCKS: Final = 1_000_000
-"""Of prompts that are remembered of all replicas together."""
-_WAITS: Final = 0.1  # of a token's time without drafts: a replica that waits longer for its draft is of another kind
+"""Of prompts that are remembered of all replicas together. ADR 0091: bounds memory."""
+# Of a token's time without drafts: a replica that waits longer for its draft is of another kind. ADR 0097. Not tuned.
+_WAITS: Final = 0.1
+# ADR 0091: up to four that remember most of the prompt are priced.
 _MOST_HOLDERS: Final = 4
-_PRESSED_FROM: Final = 6  # tenths of its KV cache that a replica has filled, from which on each tenth is a kind
+# Tenths of its KV cache that a replica has filled, from which on each tenth is a kind. ADR 0091: below FULL, from which
+# a cache costs.
+_PRESSED_FROM: Final = 6
 
 
 class Candidates:

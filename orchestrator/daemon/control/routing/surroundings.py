@@ -10,6 +10,7 @@ from orchestrator.daemon.control.routing.loads import SMOOTHING, LoadBoard
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.routing import EVEN_WEIGHTS, RoutingWeights
 
+# ADR 0057: a request that waits moves only where it saves that share. Not tuned; `routing.hysteresis` sets it.
 HYSTERESIS: Final = 0.1
 
 

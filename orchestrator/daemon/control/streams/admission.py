@@ -18,6 +18,7 @@ from orchestrator.errors import RequestError
 from policies.serving.failover.standby import NO_RULES, FailoverRules
 from policies.serving.slo import ANY, Objective, retry_s
 
+# By the phase: what a client may ask again after. Not tuned.
 _RETRY_AFTER_S = {"starting": 5, "draining": 10, "failed": 60}
 
 

@@ -20,7 +20,7 @@ from orchestrator.protocol.ready import Ready
 from policies.serving.canary import CanaryVariant
 from policies.serving.overrides import EffectiveBound, OperatorBounds, Override, Scope, effective
 
-MAX_SESSIONS = 1024
+MAX_SESSIONS = 1024  # bounds memory. Not tuned.
 
 _K = TypeVar("_K")
 

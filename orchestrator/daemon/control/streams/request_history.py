@@ -22,20 +22,27 @@ from policies.serving.admission import expect_gap_s
 from policies.serving.routing import Route
 from policies.serving.slo import predict_ttft_ms
 
+# ADR 0047, 0102: what is promised is seldom right for longer. Not tuned.
 MAX_RETRY_AFTER_S = 30
+# ADR 0102: what lay between the last ends. Not tuned.
 _REMEMBERED_ENDS = 8
-_FIRST_OUTPUT_TOKENS = 128.0
-_NEWEST = 0.1  # weight of the newest end in running means
+_FIRST_OUTPUT_TOKENS = 128.0  # until answers ended. Not tuned.
+_NEWEST = 0.1  # weight of the newest end in running means. Not tuned.
+# ADR 0067: the last 1,024. Bounds memory.
 _MOST_ENDED: Final = 1024
+# ADR 0067: 64, merged in pairs.
 _MOST_STRETCHES: Final = 64
-_MOST_MOVES: Final = 16
-_NEWEST_STRETCHES: Final = 4
+_MOST_MOVES: Final = 16  # of one request. Bounds memory.
+_NEWEST_STRETCHES: Final = 4  # that are not merged, as they are read most. Not tuned.
 _SHARE_COUNTS: Final = tuple(name for name in DrafterShare.__struct_fields__ if name != "name")
-_NO_STATS: Final = RequestStats(0, 0, 0, 0, 0, 0.0, 0.0)
+_NO_STATS: Final = RequestStats(0, 0, 0, 0, 0, 0.0, 0.0)  # nothing drafted yet
+# ADR 0057: the last 2,048 requests. Bounds memory.
 _MOST_REQUESTS: Final = 2048
+# ADR 0057: or 16,384 candidates.
 _MOST_RATED: Final = 16_384
+# ADR 0057: of each request.
 _MOST_ATTEMPTS: Final = 8
-_MOST_SHOWN: Final = 64
+_MOST_SHOWN: Final = 64  # candidates of one choice. Bounds memory.
 
 
 @dataclass(frozen=True, slots=True)

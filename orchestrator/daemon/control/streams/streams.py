@@ -29,8 +29,9 @@ from policies.serving.failover.blame import SETTLED_TOKENS
 from policies.serving.fair_order import FairAccounts, WaitingRequest, order_fairly
 from policies.serving.overrides import EffectiveBound
 
-_MOST_ANSWERED = 4096
-_LOOKED_AT = 32  # streams, for when the first of them ends
+_MOST_ANSWERED = 4096  # bounds memory. Not tuned.
+# Streams, for when the first of them ends. ADR 0102: bounds time; it is for a Retry-After.
+_LOOKED_AT = 32
 _ARRIVAL: Final[Callable[[Any], int]] = attrgetter("number")
 
 

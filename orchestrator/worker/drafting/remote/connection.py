@@ -16,7 +16,9 @@ from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import GREETING_S, LinkLost, host_id, knock
 from orchestrator.worker.drafting.protocol import VERSION, Hello, Link, Welcome
 
+# ADR 0017: in the background, so it only says how soon drafts come back. Not tuned.
 FIRST_BACKOFF_S = 0.05
+# ADR 0017. Not tuned.
 MAX_BACKOFF_S = 2.0
 
 

@@ -29,8 +29,10 @@ from policies.speculation.cascade import estimate_accepted_tokens
 from policies.speculation.draft_wait import DraftWait
 
 _MOST_MESSAGES = 1024  # that are read at once: a drafter that says more than it is heard keeps up nobody
-_MOST_SURE = 255
-_IN_TIME = 0.9  # of the time that a round waits, the other side may draft: the rest is the way back
+_MOST_SURE = 255  # of a byte (drafting.protocol)
+# Of the time that a round waits, the other side may draft: the rest is the way back. ADR 0017. Not tuned: the link's
+# round trip is taken off besides (ADR 0079).
+_IN_TIME = 0.9
 
 
 @dataclass(frozen=True, slots=True)

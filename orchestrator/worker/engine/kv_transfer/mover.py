@@ -20,7 +20,8 @@ from orchestrator.protocol.shared_memory import SharedMemoryFailed, open_memory,
 from orchestrator.worker.engine.kv_transfer.page_inbox import PageInbox
 
 _DIGEST_BYTES = 16
-_CRC_BYTES = 4
+_CRC_BYTES = 4  # of a CRC-32
+# ADR 0051: left free on the host behind a move. Not tuned.
 _LEAST_FREE_BYTES = 256 << 20
 
 

@@ -25,9 +25,11 @@ from orchestrator.protocol.links.pages import (
     sum_parts,
 )
 
+# ADR 0080: 1 GiB, as of moves within a host. Not tuned.
 MOST_BYTES = 1024 * MIB
 MOST_TRANSFERS = 8
-"""Half of them may be of requests that went elsewhere, and are dropped soon."""
+"""Half of them may be of requests that went elsewhere, and are dropped soon. ADR 0080."""
+# ADR 0080: a `Submit` follows its pages within a round, so this only frees memory.
 _KEPT_S = 60.0
 
 

@@ -28,7 +28,7 @@ from orchestrator.daemon.api.translate import prompt_of
 from orchestrator.errors import RequestError
 
 ROUTE = "/v1/responses"
-_STATUSES = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)
+_STATUSES = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)  # HTTP's
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _encode = msgspec.json.Encoder().encode
 

@@ -21,6 +21,7 @@ from orchestrator.daemon.api.doors.responses.tools import (
 from orchestrator.daemon.api.tools.hosted import FORCED_HOSTED
 from orchestrator.daemon.api.wire import HARMLESS, IDLE, MAX_USER_TAG, Sampled, StopText
 
+# Bounds work beside a body's bytes (ADR 0047). Longer than any conversation.
 MAX_ITEMS = 16_384
 _LOGPROBS = "message.output_text.logprobs"
 
