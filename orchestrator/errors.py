@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from orchestrator.redaction import redact_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from policies.serving.failover.blame import LossKind
 
@@ -137,6 +137,14 @@ class ContextExceeded(RequestError):
     def anthropic_words(self) -> str:
         """The same in the words of Anthropic's API. One token is the answer's at the least."""
         return f"prompt is too long: {self.prompt_tokens} tokens > {self.context_tokens - 1} maximum"
+
+
+def build_gone_group_error(names: Sequence[str] = ()) -> RequestError:
+    """Return what a request is answered that wants one group's bits (`system_fingerprint`) where no replica has them.
+    `names`: the fingerprints that there are."""
+    known = f"there is {' and '.join(names)}; ask for" if names else "leave it out, or ask for"
+    text = f"no replica has the bits of this system_fingerprint any more: {known} one that serves"
+    return RequestError(text, status=409, code="system_fingerprint_gone", param="system_fingerprint")
 
 
 def build_replaced_error(*, begun: bool) -> RequestError:

@@ -42,6 +42,7 @@ _TABLE: Final[dict[Effect, dict[str, str]]] = {
         "low_acceptance_rate acceptance "
         "allow_tolerance tolerance_acceptance_rate tolerance_delta tolerance_warmup_tokens tolerance_max_delta",
         "routing": "weights hysteresis",
+        "model": "alike",
         "failover": "after_s back_after_s other_bits",
         "limits": "max_waiting max_itl_ms prefix_reuse request_timeout_s quarantine_s max_body max_parameters "
         "max_grammar max_bodies translation_timeout_s max_requests_per_key max_tokens_per_minute_per_key "

@@ -161,12 +161,11 @@ def _check_sources(config: ClusterConfig, file: SourceFile) -> DecoderSizes | No
     target's sizes, None where that is not known here. Raises ConfigError."""
     target, place = config.model, config.find_place("model", "source")
     sources: list[tuple[Place, str, str, Target | ModelDraft]] = [(place, target.source, target.adapter, target)]
-    others = [(("model", "shards", index), shard.adapter) for index, shard in enumerate(target.shards)]
-    standbys = enumerate(config.failover.standby)
-    others += [(("failover", "standby", index), standby.adapter or "") for index, standby in standbys]
-    for part, adapter in others:
+    others = [(config.find_place("model", "shards", n), shard.adapter) for n, shard in enumerate(target.shards)]
+    others += [(at, own.adapter or "") for at, own in config.own_targets]
+    for at, adapter in others:
         if adapter:
-            sources.append((config.find_place(*part, "adapter"), target.source, adapter, target))
+            sources.append(((*at, "adapter"), target.source, adapter, target))
     for at, draft in config.all_drafts:
         if isinstance(draft, ModelDraft):
             sources.append(((*at, "source"), draft.source, draft.adapter, draft))

@@ -20,7 +20,7 @@ from orchestrator.config.socket_place import DEFAULT_PORT
 from orchestrator.config.source_text import Place
 from orchestrator.config.sources import NOT_LOOKED, FoundSources
 from orchestrator.config.speculation import Canary, Speculation
-from orchestrator.config.target import AUTO, Cores, Target
+from orchestrator.config.target import AUTO, THIS_NODE, Cores, OwnTarget, Target
 from orchestrator.config.tls import TlsSection
 from orchestrator.config.tracing import TracingSection
 
@@ -392,6 +392,17 @@ class ClusterConfig(Section):
         placed = any(placement.host for placement in self.model.placements)
         wanted = self.cluster.discover or bool(self.hosts)
         return self.planned and wanted and bool(self.cluster.address) and not placed
+
+    @property
+    def own_targets(self) -> list[tuple[Place, OwnTarget]]:
+        """Return the ways in which workers run the target, with their places in the file: `model` for all replicas
+        that have none of their own, then those that have, then the standbys."""
+        own = [(self.find_place("failover", "standby", n), standby) for n, standby in enumerate(self.failover.standby)]
+        replicas = [(self.find_place("model", "replicas", n), one) for n, one in enumerate(self.model.placements)]
+        plain = [replica for _, replica in replicas if not replica.own_model]
+        first = sorted(plain, key=lambda replica: replica.host != THIS_NODE)[:1]
+        unlike = [(at, replica) for at, replica in replicas if replica.own_model]
+        return [*((self.find_place("model", "device")[:-1], replica) for replica in first), *unlike, *own]
 
     @property
     def all_drafts(self) -> list[tuple[tuple[str | int, ...], AnyDraft]]:

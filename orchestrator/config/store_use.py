@@ -33,8 +33,8 @@ def _list_uses(config: ClusterConfig) -> Iterator[tuple[str, str]]:
     """Return the sources of all models, each with every adapter that may run it."""
     for target in config.targets:
         model = target.model
-        adapters = [model.adapter, *(shard.adapter or model.adapter for shard in model.shards)]
-        adapters += [standby.adapter or model.adapter for standby in target.failover.standby]
+        adapters = [*(shard.adapter or model.adapter for shard in model.shards)]
+        adapters += [model.of(own).adapter for _, own in target.own_targets]
         yield from ((model.source, adapter) for adapter in adapters)
         for _, draft in target.all_drafts:
             if isinstance(draft, ModelDraft):

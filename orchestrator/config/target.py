@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from device_profiles.profile import Exactness
 from orchestrator.config.adapter_names import AUTO as AUTO
-from orchestrator.config.adapter_names import AdapterName, DeviceName, ShardingName
-from orchestrator.config.section import Section
+from orchestrator.config.adapter_names import AdapterName, DeviceName, RuntimeName, ShardingName
+from orchestrator.config.section import Section, Size
 
 # Of one target on hand-written places; numbers from 64 on are standbys (control.replicas.standbys).
 MAX_REPLICAS = 64
@@ -33,9 +33,44 @@ class Placement(Section):
     host: str = ""
     """On Ray: the address of the node that it runs on; `here`: the daemon's. Empty: any."""
     cores: Cores = Field(default=[])
-    """The CPU cores that it runs on, by their numbers on its host. Empty: all."""
+    """The CPU cores that it runs on, by their numbers on its host. Empty: `devices.cores`."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads of its runtime; 0 is one for each of its `cores`, and `devices.threads` where it has none."""
+
+
+class OwnTarget(Placement):
+    """A worker of the target with a place and settings of its own. What is not set is as in `model`, `devices` and
+    `limits`."""
+
+    adapter: RuntimeName | None = None
+    """The runtime that runs it."""
+    device: DeviceName | None = None
+    """The device, as the runtime names it."""
+    exactness: Annotated[Exactness, Field(strict=False)] | None = None
+    """As `model.exactness`."""
+    weights: WeightsPrecision | None = None
+    """The number format of the weights."""
+    activations: ActivationPrecision | None = None
+    """The number format of activations."""
+    kv_cache_precision: KvCachePrecision | None = None
+    """The number format of the KV cache."""
+    kv_cache: Size | None = None
+    """Memory of its KV cache: less is a shorter context and fewer requests at a time."""
+    max_running: int | None = Field(default=None, ge=1, le=1024)
+    """Sequences that it decodes at the same time."""
+    max_batch_rows: int | None = Field(default=None, ge=16, le=8192)
+    """Rows of one forward."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return whether it has a runtime or a device of its own."""
+        return self.adapter is not None or self.device is not None
+
+    @property
+    def own_model(self) -> dict[str, Any]:
+        """Return what it has of its own of the keys of `model` that decide how it computes."""
+        names = ("adapter", "device", "exactness", "weights", "activations", "kv_cache_precision")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class ReplicaBounds(Section):
@@ -47,7 +82,7 @@ class ReplicaBounds(Section):
     """The most; there is one more where requests wait, or nearly do, and there is a place for it."""
     idle_s: float = Field(default=120.0, gt=0, le=86_400)
     """How long a replica beyond `min` must not have been needed before it is ended."""
-    places: list[Placement] = Field(default=[], max_length=MAX_REPLICAS)
+    places: list[OwnTarget] = Field(default=[], max_length=MAX_REPLICAS)
     """Where they run, the first ones first: one for each of `max`. Empty: a plan chooses where there is one, else as
     many run as `devices.threads` leave cores for, and on a Ray cluster one on each host."""
 
@@ -63,7 +98,7 @@ COUNTED, PLACED, BOUNDED = "a number of replicas", "a list of replicas", "bounds
 
 Replicas = Annotated[
     Annotated[int, Field(ge=1, le=MAX_REPLICAS), Tag(COUNTED)]
-    | Annotated[list[Placement], Field(min_length=1, max_length=MAX_REPLICAS), Tag(PLACED)]
+    | Annotated[list[OwnTarget], Field(min_length=1, max_length=MAX_REPLICAS), Tag(PLACED)]
     | Annotated[ReplicaBounds, Tag(BOUNDED)],
     Discriminator(_kind_of_replicas),
 ]
@@ -138,8 +173,12 @@ class Target(StaticShapesSection):
     """The number format of the KV cache. `8bit` holds twice the tokens; output may depend on the batch then, so it
     needs `exactness: kernel`."""
     replicas: Replicas = 1
-    """How many workers serve it: a number, a list that says where each runs, or bounds between which it follows load.
-    Each has a KV cache of `limits.kv_cache` and decodes `limits.max_running` sequences."""
+    """How many workers serve it: a number, a list that says where and how each runs, or bounds between which it follows
+    load. Each has a KV cache of `limits.kv_cache` and decodes `limits.max_running` sequences, where it has none of its
+    own."""
+    alike: bool = False
+    """Whether all replicas must have equal bits. One that has others takes no request then. Else they form groups of
+    equal bits, and a request stays with the group that began it (`failover.other_bits`)."""
     shards: list[TargetShard] = Field(default=[], max_length=64)
     """The target's layers on several devices, in order, where no device is to hold them all. Empty: on one device, or
     as a plan chooses (`placement.sharding`)."""
@@ -156,18 +195,29 @@ class Target(StaticShapesSection):
         return self.replicas if isinstance(self.replicas, ReplicaBounds) else None
 
     @property
-    def placements(self) -> list[Placement]:
+    def placements(self) -> list[OwnTarget]:
         """Return where each replica runs, at the start where load decides."""
         if isinstance(self.replicas, ReplicaBounds):
-            return (self.replicas.places or [Placement()] * self.replicas.min)[: self.replicas.min]
-        return [Placement()] * self.replicas if isinstance(self.replicas, int) else self.replicas
+            return (self.replicas.places or [OwnTarget()] * self.replicas.min)[: self.replicas.min]
+        return [OwnTarget()] * self.replicas if isinstance(self.replicas, int) else self.replicas
 
     @property
     def most_replicas(self) -> int:
         """Return how many replicas there may be at a time."""
         return self.replicas.max if isinstance(self.replicas, ReplicaBounds) else len(self.placements)
 
-    def place(self, placements: list[Placement]) -> Replicas:
+    @property
+    def unlike(self) -> bool:
+        """Return whether its replicas are written to compute in different ways."""
+        ways = [placement.own_model for placement in self.placements]
+        return any(way != ways[0] for way in ways)
+
+    def of(self, own: OwnTarget) -> Target:
+        """Return the target as one worker of it runs. One on another runtime or device is a whole target."""
+        whole = {"shards": [], "tensor_parallel": 1, "device_layers": "all"} if own.is_elsewhere else {}
+        return self.model_copy(update=own.own_model | whole)
+
+    def place(self, placements: list[OwnTarget]) -> Replicas:
         """Return `replicas` as they are where as many run as these, in these places."""
         if isinstance(self.replicas, ReplicaBounds):
             return self.replicas.model_copy(update={"min": len(placements), "places": placements})

@@ -14,7 +14,7 @@ from orchestrator.config.drafts import DraftWorkersSection, ModelDraft, SuffixDr
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Place, SourceFile, format_place
 from orchestrator.config.speculation import Speculation
-from orchestrator.config.target import AUTO, Placement, ReplicaBounds, Target
+from orchestrator.config.target import AUTO, OwnTarget, ReplicaBounds, Target
 from policies.models.vocabulary import Match, compare, refusal
 
 ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
@@ -123,7 +123,7 @@ def _list_models(config: ClusterConfig) -> list[tuple[Place, ModelDraft]]:
     return [(at, draft) for at, draft in config.all_drafts if isinstance(draft, ModelDraft)]
 
 
-def _list_placements(config: ClusterConfig) -> list[tuple[Place, Placement]]:
+def _list_placements(config: ClusterConfig) -> list[tuple[Place, OwnTarget]]:
     """Return where replicas may run, as far as that is written, with its place in the file."""
     bounds = config.model.bounds
     at: Place = ("model", "replicas") if bounds is None else ("model", "replicas", "places")
@@ -157,6 +157,19 @@ def _check_replicas(config: ClusterConfig, file: SourceFile) -> None:
     for at, placement in placements:
         if placement.host and not config.cluster.on_ray:
             raise file.refuse((*at, "host"), ONLY_ON_RAY)
+        for key in placement.own_model:
+            if why := _refuse_own(config, key, getattr(placement, key)):
+                raise file.refuse((*at, key), why)
+
+
+def _refuse_own(config: ClusterConfig, key: str, value: object) -> str:
+    """Return why a replica may not have a key of `model` of its own; "" where it may."""
+    if config.planned:
+        return "the plan chooses how replicas compute; leave it out, or name model.adapter and model.device"
+    common = getattr(config.model, key)
+    if config.model.alike and key != "device" and value != common:
+        return f"{value} has other bits than {common}, and model.alike is true; leave one of the two out"
+    return ""
 
 
 def _refuse_most(bounds: ReplicaBounds) -> str:

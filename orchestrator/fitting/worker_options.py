@@ -16,7 +16,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.routing import SloSection
 from orchestrator.config.source_text import Place, format_place
 from orchestrator.config.speculation import Speculation
-from orchestrator.config.target import Placement, Target
+from orchestrator.config.target import OwnTarget, Target
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.load_options import (
     CanaryOptions,
@@ -147,7 +147,23 @@ def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSp
     return [_worker_spec(f"target-{index}", options, config, placement) for index, placement in enumerate(placements)]
 
 
-def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: Placement) -> WorkerSpec:
+def _choose_own(options: EngineOptions, own: OwnTarget) -> EngineOptions:
+    """Return the options with what a replica or a standby has of its own. One on another runtime or device is a whole
+    target."""
+    changes = own.own_model
+    if own.exactness is not None:
+        changes["exactness"] = own.exactness.value
+    if own.kv_cache is not None:
+        changes["kv_cache_bytes"] = int(own.kv_cache)
+    if own.max_batch_rows is not None:
+        changes["max_batch_rows"] = own.max_batch_rows
+    if own.is_elsewhere:
+        changes |= {"shards": [], "tensor_parallel": 1, "device_layers": None}
+    return msgspec.structs.replace(options.with_model(**changes), max_running=own.max_running or options.max_running)
+
+
+def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: OwnTarget) -> WorkerSpec:
+    options = _choose_own(options, placement)
     cores = placement.cores or config.devices.cores
     threads = placement.threads or len(placement.cores) or options.model.threads
     own = {format_place(at) for at, draft in config.all_drafts if getattr(draft, "threads", 0)}
@@ -213,13 +229,14 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
     """Return how the draft workers are started: one for each draft that has a process of its own. One with a pool has
     slots for the sequences of all replicas: any number of them may be its own."""
     shares = dict.fromkeys(list_draft_pools(config), config.model.most_replicas)
+    most_running = max(placement.max_running or options.max_running for placement in config.model.placements)
     across_hosts = _is_across_hosts(config)
     return [
         WorkerSpec(
             name=draft.name,
             entry=DRAFT_ENTRY,
             options=msgspec.to_builtins(
-                DraftWorkerOptions(draft, options.max_running * shares.get(draft.name, 1), across_hosts)
+                DraftWorkerOptions(draft, most_running * shares.get(draft.name, 1), across_hosts)
             ),
             node=draft.remote.host,
             cores=draft.remote.cores,

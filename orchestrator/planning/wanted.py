@@ -14,7 +14,7 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
-from orchestrator.config.target import AUTO, THIS_NODE, Placement, Target
+from orchestrator.config.target import AUTO, THIS_NODE, OwnTarget, Target
 from orchestrator.errors import OutriderError
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
 from orchestrator.planning.neighbours import ReservedDraft, TakenPlace, beside_the_plan
@@ -167,7 +167,7 @@ def start_replicas(config: ClusterConfig, count: int) -> ClusterConfig:
     bounds = config.model.bounds
     if bounds is None:
         return config
-    placed = config.model.place((bounds.places or [Placement()] * count)[:count])
+    placed = config.model.place((bounds.places or [OwnTarget()] * count)[:count])
     return config.model_copy(update={"model": config.model.model_copy(update={"replicas": placed})})
 
 

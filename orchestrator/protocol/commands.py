@@ -106,6 +106,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", rename={"variant": "lane
     """Of the model that its prompt was translated for, as `ReadyModel.digest`; "": of any."""
     vocabulary: str = ""
     """As `ReadyModel.vocabulary_fingerprint`; "": of any."""
+    group: str = ""
+    """Only replicas of this group of equal bits may serve it; "": any may."""
+    committed_group: str = ""
+    """The group that its committed tokens are of; "": not known."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -74,6 +74,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """The replica that committed them; control fills it in."""
     speculation: EffectiveBound | None = None
     """The bound that its overrides come to; control fills it in when it is new."""
+    group: str = ""
+    """The group of equal bits that its tokens are of; control fills it in when it is new."""
 
 
 class RoundReport(msgspec.Struct, frozen=True, tag="round"):

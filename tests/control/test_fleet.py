@@ -20,7 +20,7 @@ from orchestrator.daemon.control.routing.route_choice import choose_route
 from orchestrator.daemon.control.routing.router import Router
 from orchestrator.daemon.control.step import step
 from orchestrator.daemon.control.streams.request_history import format_route
-from orchestrator.daemon.control.streams.streams import Stream
+from orchestrator.daemon.control.streams.streams import Sender, Stream
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import Gauges, RoundReport
@@ -114,7 +114,7 @@ def build_fleet(count: int) -> State:
 def fill(state: State, replica: Replica, streams: int) -> None:
     for number in range(streams):
         stream = state.streams.open(Submit(f"{replica.name}-{number}", [1, 2], 9))
-        state.streams.send(stream, replica.name, replica.kind)
+        state.streams.send(stream, replica.name, Sender(replica.group, ""))
 
 
 def pace(tpot_ms: float, draft_ms: float = 0.0) -> PairPaces:

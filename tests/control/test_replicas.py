@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,11 +17,13 @@ from orchestrator.clock import SystemClock
 from orchestrator.daemon.api.served import Liveness
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.port import ReplicaView
+from orchestrator.daemon.control.state import find_group
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
+from policies.serving.failover.standby import FailoverRules
 from tests.control.test_controller import PROMPT, at_once, decode, refusal, until, workers
 from tests.support import engines
 
@@ -165,20 +168,82 @@ async def test_one_replica_that_cannot_start_leaves_the_other_to_serve() -> None
         await control.close()
 
 
-async def test_a_replica_whose_tokens_would_differ_takes_no_stream() -> None:
-    specs = [engines.spec(activations="bf16"), msgspec.structs.replace(engines.spec(activations="fp32"), name="other")]
-    control = TargetControl(LocalCluster(), specs, LIMITS, SystemClock(), at_once)
+ALIKE = replace(LIMITS, failover=FailoverRules(alike=True))
+
+
+@asynccontextmanager
+async def running_unlike(limits: ControlLimits, **options: Any) -> AsyncIterator[TargetControl]:
+    """Control of two replicas whose tokens differ."""
+    specs = [
+        msgspec.structs.replace(engines.spec(activations=activations, **options), name=activations)
+        for activations in ("bf16", "fp32")
+    ]
+    control = TargetControl(LocalCluster(), specs, limits, SystemClock(), at_once)
     await control.start()
     try:
         await control.wait_settled()
-        await until(lambda: sorted(one.phase for one in replicas(control)) == ["failed", "ready"])
-        failed = next(one for one in replicas(control) if one.phase == "failed")
-        assert "activations" in failed.detail
-        assert "set the precision in cluster.yaml" in failed.detail
-        assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
-        await until(lambda: len(workers()) == 1)
+        yield control
     finally:
         await control.close()
+
+
+async def test_where_all_are_to_be_alike_a_replica_whose_tokens_would_differ_takes_no_stream() -> None:
+    async with running_unlike(ALIKE) as control:
+        await until(lambda: sorted(replica.phase for replica in replicas(control)) == ["failed", "ready"])
+        failed = next(replica for replica in replicas(control) if replica.phase == "failed")
+        assert "activations" in failed.detail
+        assert "model.alike is true" in failed.detail
+        assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
+        await until(lambda: len(workers()) == 1)
+
+
+async def read_groups(control: TargetControl, name: str, count: int) -> list[tuple[int, str]]:
+    """Return from which token on a request's tokens are of which group. Nothing of it is lost or doubled."""
+    tokens: list[int] = []
+    groups = []
+    async for delta in control.generate(Submit(name, [len(name)], count)):
+        if delta.group:
+            groups.append((len(tokens), delta.group))
+        tokens += delta.tokens
+    assert tokens == engines.tokens([len(name)], count)
+    return groups
+
+
+async def test_unlike_replicas_serve_in_groups_and_a_stream_says_where_it_changes_its_own() -> None:
+    limits = replace(LIMITS, failover=FailoverRules(0.0, 10.0, "streams"))
+    async with running_unlike(limits, step_s=0.005) as control:
+        await until(lambda: [replica.phase for replica in replicas(control)] == ["ready", "ready"])
+        reading = [asyncio.create_task(read_groups(control, "r" * (1 + n), 200)) for n in range(4)]
+        await until(lambda: min(list_generated(control)) > 10)
+        kill(replicas(control)[0])
+        groups = await asyncio.gather(*reading)
+        changed = [of_one for of_one in groups if len(of_one) == 2]
+        assert changed, "those of the lost replica"
+        assert all(0 < of_one[1][0] < 200 and of_one[1][1] != of_one[0][1] for of_one in changed)
+        assert {of_one[0][1] for of_one in groups} == {name for of_one in changed for _, name in of_one}
+        assert sum(control.view().changed_groups.values()) == len(changed)
+
+
+async def test_a_stream_waits_for_its_own_group_where_it_may_not_change_it() -> None:
+    async with running_unlike(LIMITS, step_s=0.005) as control:
+        await until(lambda: [replica.phase for replica in replicas(control)] == ["ready", "ready"])
+        reading = [asyncio.create_task(read_groups(control, "r" * (1 + n), 200)) for n in range(4)]
+        await until(lambda: min(list_generated(control)) > 10)
+        kill(replicas(control)[0])
+        assert all(len(groups) == 1 for groups in await asyncio.gather(*reading))
+        assert sum(control.view().changed_groups.values()) == 0
+
+
+async def test_a_request_for_one_group_is_served_by_it_alone_and_refused_where_it_is_gone() -> None:
+    async with running_unlike(LIMITS) as control:
+        await until(lambda: [replica.phase for replica in replicas(control)] == ["ready", "ready"])
+        for replica in replicas(control):
+            wanted = find_group(replica.ready)
+            deltas = [delta async for delta in control.generate(Submit(f"of {wanted}", PROMPT, 5, group=wanted))]
+            assert [delta.group for delta in deltas if delta.group] == [wanted]
+        with pytest.raises(RequestError, match="no replica has the bits") as refused:
+            await anext(control.generate(Submit("gone", PROMPT, 5, group="0" * 12)))
+        assert (refused.value.status, refused.value.code) == (409, "system_fingerprint_gone")
 
 
 async def test_admission_counts_over_all_replicas() -> None:
@@ -230,7 +295,7 @@ async def test_replicas_become_more_and_fewer_while_streams_go_on() -> None:
 
 
 async def test_what_cannot_serve_beside_the_others_changes_nothing() -> None:
-    async with running(2, step_s=0.002, activations="bf16") as control:
+    async with running(2, ALIKE, step_s=0.002, activations="bf16") as control:
         task = asyncio.create_task(decode(control, "a", PROMPT, 200))
         stays = some("stays", step_s=0.002, activations="bf16")
         with pytest.raises(WorkerError, match="activations fp32 instead of bf16"):

@@ -39,7 +39,7 @@ def name_worker(name: str, **options: object) -> WorkerSpec:
 async def start_control(
     *specs: WorkerSpec, drafts: tuple[WorkerSpec, ...] = (), standbys: tuple[StandbySpec, ...] = ()
 ) -> AsyncIterator[TargetControl]:
-    limits = replace(LIMITS, max_restarts=1, failover=FailoverRules(2.0, 10.0, "never"))
+    limits = replace(LIMITS, max_restarts=1, failover=FailoverRules(2.0, 10.0, "never", alike=True))
     control = TargetControl(LocalCluster(), specs, limits, SystemClock(), at_once, drafts, standbys)
     await control.start()
     try:

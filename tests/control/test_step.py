@@ -46,8 +46,8 @@ from orchestrator.daemon.control.events import (
     WorkerStarted,
 )
 from orchestrator.daemon.control.health.health import Part
-from orchestrator.daemon.control.replicas.replicas import Rank
-from orchestrator.daemon.control.routing.route_choice import TRIAL_PATIENCE_S
+from orchestrator.daemon.control.replicas.replicas import Rank, Replica
+from orchestrator.daemon.control.routing.route_choice import TRIAL_PATIENCE_S, has_hope
 from orchestrator.daemon.control.state import FAILED, RESTARTING, add_totals
 from orchestrator.daemon.control.state import READY as READY_PHASE
 from orchestrator.daemon.control.step import State, step
@@ -101,12 +101,16 @@ class World:
         self.holder: dict[str, tuple[int, str]] = {}  # of live streams that were sent: the worker, the id there
         self.forgotten: list[tuple[int, str]] = []  # of streams that were taken back: the worker, the id there
         self.tokens = 0
+        self.speaks = -1  # the worker that was heard last
+        self.kinds: dict[str, str] = {}  # of live streams with tokens: what the last came from
         self.errors: list[str] = []
         self.changing = False
         self.settled = False
         self.outcome: FinishRollout | None = None
 
     def tell(self, event: ControlEvent) -> None:
+        if isinstance(event, WorkerSaid):
+            self.speaks = event.worker
         for action in step(self.state, event, self.now_s):
             self.do(action)
 
@@ -131,6 +135,10 @@ class World:
                 got = self.delivered[key]
                 assert delta.request_id == key
                 assert delta.tokens == list(range(len(got), len(got) + len(delta.tokens))), "none twice, none skipped"
+                if delta.tokens:
+                    kind = self.processes[self.speaks].spec.options["kind"]
+                    assert bool(delta.group) == (self.kinds.get(key) != kind), "a group is told when it is new"
+                    self.kinds[key] = kind
                 got += delta.tokens
                 self.tokens += len(delta.tokens)
                 if delta.finish:
@@ -159,6 +167,7 @@ class World:
 
     def end(self, key: str) -> None:
         del self.delivered[key]  # it was live
+        self.kinds.pop(key, None)
         if held := self.holder.pop(key, None):
             self.processes[held[0]].has.pop(held[1], None)
 
@@ -219,7 +228,8 @@ class ControlMachine(RuleBasedStateMachine):
     closed = False
 
     @initialize(
-        replicas=st.integers(1, 3),
+        replicas=st.lists(st.sampled_from(["fp32", "fp32", "bf16"]), min_size=1, max_size=3),
+        alike=st.booleans(),
         max_restarts=st.sampled_from([0, 2, 9]),
         count=st.integers(0, 5),
         standbys=st.lists(st.tuples(st.sampled_from(Readiness), st.sampled_from(["fp32", "bf16"])), max_size=2),
@@ -227,7 +237,8 @@ class ControlMachine(RuleBasedStateMachine):
     )
     def begin(
         self,
-        replicas: int,
+        replicas: list[str],
+        alike: bool,
         max_restarts: int,
         count: int,
         standbys: list[tuple[Readiness, str]],
@@ -239,8 +250,9 @@ class ControlMachine(RuleBasedStateMachine):
             for one, kind in standbys
         ]
         self.other_bits = other_bits
-        rules = FailoverRules(2.0, 10.0, other_bits)
-        self.world.tell(WorkersChosen([spec(f"t{number}") for number in range(replicas)], [], wanted, rules))
+        rules = FailoverRules(2.0, 10.0, other_bits, alike)
+        specs = [spec(f"t{number}", kind) for number, kind in enumerate(replicas)]
+        self.world.tell(WorkersChosen(specs, [], wanted, rules))
         self.world.tell(ClusterOpened())
         if count:
             self.all_workers_become_ready()
@@ -383,7 +395,7 @@ class ControlMachine(RuleBasedStateMachine):
         live = self.world.state.streams.live()
         held = self.world.state.health.list_held(Health.CORDONED) + self.world.state.health.list_held(Health.DRAINING)
         if not held and seconds > TRIAL_PATIENCE_S and any(one.serving for one in self.world.state.replicas.serving):
-            assert not live or any(stream.at or stream.kind for stream in live), "of suspects one is tried"
+            assert not live or any(stream.at or stream.group for stream in live), "of suspects one is tried"
 
     @rule(
         name=st.sampled_from(["DEV", "SPARE"]),
@@ -455,8 +467,9 @@ class ControlMachine(RuleBasedStateMachine):
         state = self.world.state
         held = {*state.health.list_held(Health.DRAINING), *state.health.list_held(Health.CORDONED)}
         able = [one for one in state.replicas.with_streams if one.serving and not held.intersection(one.parts)]
-        alike = [one for one in state.replicas.with_streams if one.kind == stream.kind and one.state.phase != FAILED]
-        if stream.kind and alike and (self.other_bits != "streams" or any(one.serving for one in alike)):
+        every = [replica for replica in state.replicas.with_streams if has_hope(replica)]
+        alike = [replica for replica in every if stream.group and replica.group in (stream.group, "")]
+        if alike and (self.other_bits != "streams" or self.is_awaited(stream, alike)):
             stay = [one for one in alike if one.rank is Rank.SERVING] or alike  # what retires is left where one stays
             able = [one for one in able if one in stay]
         else:
@@ -467,6 +480,14 @@ class ControlMachine(RuleBasedStateMachine):
         if any(state.streams.is_suspect(one) for one in state.streams.due()):
             return []  # a replica may be kept for it
         return [one.name for one in able if trial is None or one.name != trial.at]
+
+    def is_awaited(self, stream: Stream, alike: list[Replica]) -> bool:
+        """Whether one of a stream's group serves, or may within the 2 s that it waits for that."""
+        if any(replica.serving for replica in alike):
+            return True
+        until_s = stream.due_s + 2.0
+        soon = [replica for replica in alike if replica.state.due_s + replica.state.start_s <= until_s]
+        return self.world.now_s < until_s and bool(soon)
 
     @invariant()
     def a_replica_that_is_ready_ends_the_wait_for_one_and_has_served(self) -> None:

@@ -9,7 +9,6 @@ import msgspec
 
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import Placement
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.fitting.worker_options import engine_options, worker_specs
 from orchestrator.protocol.contract import WorkerSpec
@@ -28,26 +27,11 @@ def build_standbys(
 
 
 def _build_standby(config: ClusterConfig, base: Path, standby: StandbyTarget, number: int) -> StandbySpec:
-    placement = Placement(host=standby.host, cores=standby.cores, threads=standby.threads)
-    model = _list_own(standby, "adapter", "device", "weights", "activations", "kv_cache_precision")
-    if model.keys() & {"adapter", "device"}:
-        model |= {"shards": [], "tensor_parallel": 1, "device_layers": "all"}  # it is a whole target
-    limits = _list_own(standby, "kv_cache", "max_running", "max_batch_rows")
-    placed = config.model_copy(
-        update={
-            "model": config.model.model_copy(update={**model, "replicas": [placement]}),
-            "limits": config.limits.model_copy(update=limits),
-        }
-    )
+    placed = config.model_copy(update={"model": config.model.model_copy(update={"replicas": [standby]})})
     [target] = worker_specs(engine_options(placed, base), placed)
     spec = msgspec.structs.replace(target, name="standby" if number == 0 else f"standby-{number}")
     readiness = Readiness(standby.readiness)
     return StandbySpec(spec, readiness, _describe_preparing(spec) if readiness is Readiness.WARM else None)
-
-
-def _list_own(standby: StandbyTarget, *names: str) -> dict[str, object]:
-    """Return those of the settings that a standby has of its own."""
-    return {name: value for name in names if (value := getattr(standby, name)) is not None}
 
 
 def _describe_preparing(target: WorkerSpec) -> WorkerSpec:

@@ -58,8 +58,11 @@ def list_memory_notes(config: ClusterConfig, path: Path, lines: Lines) -> list[s
 
 def _list_caches(config: ClusterConfig) -> Iterator[tuple[Place, Target | ModelDraft, int]]:
     for target in config.targets:
-        if not target.model.shards and target.model.tensor_parallel == 1:  # several devices share one
-            yield target.find_place("limits", "kv_cache"), target.model, int(target.limits.kv_cache)
+        for at, own in target.own_targets:
+            its, place = target.model.of(own), target.find_place("limits", "kv_cache")
+            if not its.shards and its.tensor_parallel == 1:  # several devices share one
+                cache = int(own.kv_cache or target.limits.kv_cache)
+                yield (*at, "kv_cache") if own.kv_cache else place, its, cache
         for at, draft in target.all_drafts:
             if isinstance(draft, ModelDraft):
                 yield (*at, "kv_cache"), draft, int(draft.kv_cache)

@@ -73,13 +73,14 @@ def _measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     own = THIS_NODE if not config.cluster.on_ray or not config.cluster.address else ""
     model, store = config.model, store_directory(config)
     replicas = model.placements
-    target = ReservedDraft(
-        model_at_hand(model.source, model.name, base, model.weights, store, adapter=model.adapter),
-        model.adapter,
-        effective_device(model.adapter, model.device),
-        int(config.limits.kv_cache),
-    )
     for placement in replicas:
+        its = model.of(placement)
+        target = ReservedDraft(
+            model_at_hand(its.source, its.name, base, its.weights, store, adapter=its.adapter),
+            its.adapter,
+            effective_device(its.adapter, its.device),
+            int(placement.kv_cache or config.limits.kv_cache),
+        )
         yield TakenPlace(model.name, host=placement.host or own, fixed=target)
     off = config.speculation.method == "off" or not config.speculation.num_speculative_tokens
     for draft in config.drafts:

@@ -166,8 +166,11 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
         place, formats = target.find_place("model", "device")[:-1], _read_formats(model, model.exactness)
         static = read_static_shapes(model)
         here = not elsewhere or any(placement.host == THIS_NODE for placement in model.placements)
-        for device in _list_rank_devices(model):
-            yield _Load(place, model.source, model.adapter, device, formats, static, here)
+        for at, own in target.own_targets:
+            its = model.of(own)
+            for device in _list_rank_devices(its):
+                own_formats, own_here = _read_formats(its, its.exactness), not elsewhere or own.host == THIS_NODE
+                yield _Load(at, its.source, its.adapter, device, own_formats, static, own_here)
         for index, shard in enumerate(model.shards):
             model_fields = (model.source, shard.adapter or model.adapter, shard.device or model.device, formats)
             yield _Load(
@@ -180,12 +183,6 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
             if isinstance(draft, ModelDraft):
                 model_fields = (draft.source, draft.adapter, draft.device, _read_formats(draft, Exactness.KERNEL))
                 yield _Load(at, *model_fields, read_static_shapes(draft), not elsewhere or draft.host == THIS_NODE)
-        for index, standby in enumerate(target.failover.standby):
-            place = target.find_place("failover", "standby", index)
-            own = {key: value for key in _FORMATS if (value := getattr(standby, key)) is not None}
-            its = _read_formats(model.model_copy(update=own), model.exactness)
-            model_fields = (model.source, standby.adapter or model.adapter, standby.device or model.device, its)
-            yield _Load(place, *model_fields, static, not elsewhere or standby.host == THIS_NODE)
 
 
 def _list_load_problems(load: _Load, base: Path) -> Iterator[tuple[Place, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.config.drafts import IndexDraft
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import AUTO
 from orchestrator.daemon.api.metrics.goodput_series import HourlyPrice
 from orchestrator.daemon.api.served import TargetTerms
 from orchestrator.daemon.api.translate import AcceptanceBounds
@@ -11,7 +12,7 @@ from orchestrator.daemon.control.loops.planner_port import DriftPolicy
 from orchestrator.daemon.control.routing.surroundings import RoutingRules
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.fitting.worker_options import objectives_of
-from policies.serving.failover.standby import FailoverRules
+from policies.serving.failover.standby import FailoverRules, OtherBits
 from policies.serving.routing import RoutingWeights
 
 
@@ -28,9 +29,16 @@ def build_control_limits(config: ClusterConfig) -> ControlLimits:
         ttft=objectives_of(config.slo).ttft,
         refuse_late=config.slo.late == "refuse",
         quarantine_s=limits.quarantine_s,
-        failover=FailoverRules(failover.after_s, failover.back_after_s, failover.other_bits),
+        failover=FailoverRules(failover.after_s, failover.back_after_s, _choose_other_bits(config), config.model.alike),
         routing=RoutingRules(weights, routing.hysteresis, config.placement.load_smoothing),
     )
+
+
+def _choose_other_bits(config: ClusterConfig) -> OtherBits:
+    """Return what may be done for streams of other bits: all where the operator made a pool of unlike replicas."""
+    if config.failover.other_bits == AUTO:
+        return "streams" if config.model.unlike else "new_requests"
+    return config.failover.other_bits
 
 
 def build_drift_policy(config: ClusterConfig) -> DriftPolicy:

@@ -60,6 +60,7 @@ class State:
         self.given_up = False
         self.unwell: dict[Part, PartHealth] = {}
         self.losses: Counter[tuple[int, LossKind]] = Counter()
+        self.changed_groups: Counter[int] = Counter()
 
     def list_parts(self) -> set[Part]:
         """Return every part that a worker is, or is to be, on, and those that an operator holds."""

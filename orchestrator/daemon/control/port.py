@@ -273,7 +273,8 @@ class StateView:
     those of sessions and engines. `losses`: of target workers, by the replica's number and the
     kind (policies.serving.failover.blame). `health`: of parts that are not healthy.
     `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
-    took the target's place, by "same" and "other" bits. `kv_moves`: of streams, by the number
+    took the target's place, by "same" and "other" bits. `changed_groups`: how many streams went on with other bits, by
+    the number of the replica that went on. `kv_moves`: of streams, by the number
     of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
     does not follow load. `draft_store`: None where answers stay in the worker's memory; `recent_outputs`:
     None until an answer to a user tag is there. `quarantined`: requests that are refused for having ended workers.
@@ -300,6 +301,7 @@ class StateView:
     health: tuple[HealthView, ...] = ()
     standbys: tuple[ReplicaView, ...] = ()
     taken_over: dict[str, int] = field(default_factory=dict)
+    changed_groups: dict[int, int] = field(default_factory=dict)
     devices: tuple[DeviceView, ...] = ()
     scaling: ScaleView | None = None
     draft_store: DraftStoreView | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import zip_longest
@@ -92,38 +93,52 @@ def _add_counts(counts: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, tu
     return sums
 
 
-_MODEL = ("model_digest", "vocabulary_fingerprint", "exactness")
+_MODEL = ("model_digest", "vocabulary_fingerprint")
 _FORMATS = ("adapter", "weights", "activations", "kv_cache")
-_BITS = "class_fingerprint"
+_EXACTNESS, _BITS, _DEVICE = "exactness", "class_fingerprint", "device_name"
+_GROUP_DIGITS = 12
 
 
 def _list_facts(ready: Ready) -> dict[str, str]:
     model, precision = ready.model, ready.precision
     formats = (ready.device.adapter, precision.weights, precision.activations, precision.kv_cache)
-    values = (model.digest, model.vocabulary_fingerprint, precision.exactness, *formats, precision.class_fingerprint)
-    return dict(zip((*_MODEL, *_FORMATS, _BITS), values, strict=True))
+    bits = (precision.exactness, precision.class_fingerprint, ready.device.full_name)
+    values = (model.digest, model.vocabulary_fingerprint, *formats, *bits)
+    return dict(zip((*_MODEL, *_FORMATS, _EXACTNESS, _BITS, _DEVICE), values, strict=True))
 
 
 def _list_decisive(facts: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of what decides a replica's tokens: the bits of its numerical class where they were measured,
-    whatever computes them; else the formats that it computes in."""
-    exact = facts["exactness"] == "bit" and facts[_BITS]
-    return (*_MODEL, _BITS) if exact else (*_MODEL, *_FORMATS)
+    whatever computes them; else the formats that it computes in, and what computes."""
+    if facts[_BITS]:
+        return (*_MODEL, _EXACTNESS, _BITS) if facts[_EXACTNESS] == "bit" else (*_MODEL, _EXACTNESS, *_FORMATS, _BITS)
+    return (*_MODEL, _EXACTNESS, *_FORMATS, _DEVICE)
 
 
-def kind_of(ready: Ready | None) -> tuple[str, ...]:
-    """Return what decides a replica's tokens: two of one kind say the same. () where it is not known."""
+def find_group(ready: Ready | None) -> str:
+    """Return the name of the group of equal bits that a replica belongs to: two of one group say the same tokens. ""
+    where it is not known."""
     if ready is None:
-        return ()
+        return ""
     facts = _list_facts(ready)
-    return tuple(facts[name] for name in _list_decisive(facts))
+    decisive = "\0".join(f"{name} {facts[name]}" for name in _list_decisive(facts))
+    return hashlib.sha256(decisive.encode()).hexdigest()[:_GROUP_DIGITS]
 
 
 def unlike(ready: Ready, other: Ready) -> str:
     """Return in what a replica differs from another so that its tokens may too; "" where it does not."""
     mine, theirs = _list_facts(ready), _list_facts(other)
-    names = dict.fromkeys((*_list_decisive(mine), *_list_decisive(theirs)))
-    return ", ".join(f"{name} {mine[name]} instead of {theirs[name]}" for name in names if mine[name] != theirs[name])
+    return _describe_difference(mine, theirs, (*_list_decisive(mine), *_list_decisive(theirs)))
+
+
+def compare_models(ready: Ready, other: Ready) -> str:
+    """Return in what a replica's model differs from another's: no group serves beside it then. "" where it does not."""
+    return _describe_difference(_list_facts(ready), _list_facts(other), _MODEL)
+
+
+def _describe_difference(mine: Mapping[str, str], theirs: Mapping[str, str], names: Iterable[str]) -> str:
+    unlike = [name for name in dict.fromkeys(names) if mine[name] != theirs[name]]
+    return ", ".join(f"{name} {mine[name]} instead of {theirs[name]}" for name in unlike)
 
 
 def effective_places(ready: Ready, gauges: Gauges | None) -> int:
@@ -159,6 +174,11 @@ class TargetState:
     @totals.setter
     def totals(self, totals: Totals) -> None:
         self._running = RunningTotals(totals)
+
+    @property
+    def back_s(self) -> float:
+        """When its worker can be expected to serve, by the clock, as its last start went."""
+        return self.due_s + self.start_s
 
     def observe_event(self, event: Event, delivered: int = 0) -> None:
         """Fold one event of the current worker. `delivered`: see fold_round."""
@@ -201,7 +221,7 @@ class TargetState:
         self.on_change()
 
     def view(self, engine: int, streams: int, silent_s: float = 0.0, now_s: float = 0.0) -> ReplicaView:
-        back_in_s = 0.0 if self.serving else max(0.0, self.due_s + self.start_s - now_s)
+        back_in_s = 0.0 if self.serving else max(0.0, self.back_s - now_s)
         named = (engine, self.name, self.phase, self.detail, self.where or self.name)
         figures = (self.ready, self.gauges, self._running.sum_up(), streams)
         return ReplicaView(*named, *figures, silent_s if streams else 0.0, self.spent, back_in_s)

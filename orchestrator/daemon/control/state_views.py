@@ -16,7 +16,7 @@ from orchestrator.daemon.control.port import (
     ScaleView,
     StateView,
 )
-from orchestrator.daemon.control.replicas.replicas import Replica, unlike_any
+from orchestrator.daemon.control.replicas.replicas import Replica, unlike_all
 from orchestrator.daemon.control.replicas.shortfall import judge_workers
 from orchestrator.daemon.control.state import DRAINING, FAILED, READY, STARTING, add_totals, whole
 from orchestrator.daemon.control.step import State
@@ -103,6 +103,7 @@ class StateViews:
             health=(*state.health.views(now_s), *out),
             standbys=tuple(idle),
             taken_over=dict(state.standbys.taken),
+            changed_groups=dict(state.changed_groups),
             devices=state.loads.view(now_s),
             scaling=self.scale_view() if self.scale_view is not None else None,
             draft_store=self.draft_store_view() if self.draft_store_view is not None else None,
@@ -129,7 +130,7 @@ class StateViews:
         view = replica.state.view(replica.engine, live, silent_s, now_s)
         if replica.standby:
             view.standby = True
-            view.unlike = unlike_any(ready, self._state.replicas.primary) if ready is not None else ""
+            view.unlike = unlike_all(ready, self._state.replicas.primary) if ready is not None else ""
         if self._state.health.holds:
             judged = self._state.health.judge(replica.parts, now_s, replica.name)
             view.held = judged.why if judged.held else ""

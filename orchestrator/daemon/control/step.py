@@ -78,6 +78,8 @@ def _fold(state: State, event: events.ControlEvent, now_s: float) -> list[Action
                 return _fold_draft_worker(state, event, now_s)
             return fold_worker_event(state, replica, event, now_s)
         case events.StreamOpened():
+            if (gone := state.router.refuse_gone_group(event.submit)) is not None:
+                raise gone
             state.streams.open(event.submit, event.overrides, now_s)
             return []
         case events.StreamClosed():
@@ -140,7 +142,7 @@ def _change_rules(state: State, event: events.RulesChanged) -> list[Action]:
     state.around.take_figures(event.surroundings)
     state.blame.quarantine_s = event.quarantine_s
     state.standbys.rules = event.failover
-    state.router.set_rules(event.least_depth, event.failover.other_bits)
+    state.router.set_rules(event.least_depth, event.failover)
     return []
 
 
@@ -151,7 +153,7 @@ def _fold_phase(state: State, event: events.PhaseEvent, now_s: float) -> list[Ac
         case events.WorkersChosen():
             for engine, spec in enumerate(event.targets):
                 state.replicas.create(spec, engine, Rank.SERVING)
-            state.router.allow_other_bits(event.failover.other_bits)
+            state.router.set_failover(event.failover)
             return [
                 *state.standbys.choose(event.standbys, event.failover, now_s),
                 *state.drafts.run_these(event.drafts),

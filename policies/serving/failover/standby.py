@@ -26,11 +26,13 @@ class Readiness(StrEnum):
 @dataclass(frozen=True, slots=True)
 class FailoverRules:
     """`after_s`: how long the target may be away before a standby is started. `back_after_s`: how long it must have
-    served again before a standby gives back. `other_bits`: what a standby of another numerical class may do."""
+    served again before a standby gives back. `other_bits`: what a replica or a standby may do for streams whose tokens
+    are of other bits. `alike`: no replica of other bits serves at all."""
 
     after_s: float = 2.0
     back_after_s: float = 10.0
     other_bits: OtherBits = "new_requests"
+    alike: bool = False
 
 
 NO_RULES: Final = FailoverRules()

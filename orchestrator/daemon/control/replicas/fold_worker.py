@@ -9,7 +9,7 @@ from orchestrator.daemon.control.actions import Action, EndStream, LogLine, Noti
 from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerEvent, WorkerSaid, WorkerStarted
 from orchestrator.daemon.control.health.blame import NO_RETRY, refuse
-from orchestrator.daemon.control.replicas.replicas import ALIKE, Rank, Replica, compare
+from orchestrator.daemon.control.replicas.replicas import Rank, Replica
 from orchestrator.daemon.control.replicas.worker_life import NO_DEATH
 from orchestrator.daemon.control.state import STARTING
 from orchestrator.daemon.control.streams.streams import Stream
@@ -127,7 +127,7 @@ def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float)
         done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
     state.health.observe_round(replica.name, replica.parts, done, now_s)
     actions: list[Action] = []
-    delivered = 0
+    delivered, changed = 0, state.streams.changed_groups
     for delta in done.deltas:
         delivery = state.streams.deliver(delta, now_s)
         if delivery is not None:
@@ -135,6 +135,8 @@ def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float)
             if delivery.delta.tokens:
                 delivered += len(delivery.delta.tokens)
                 replica.observe_progress(delivery.stream)
+    if state.streams.changed_groups != changed:
+        state.changed_groups[replica.engine] += state.streams.changed_groups - changed
     state.replicas.count_for_successor(replica, done, delivered)
     replica.state.observe_event(done, delivered)
     actions += state.streams.take_resumed()
@@ -143,14 +145,11 @@ def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float)
 
 
 def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> list[Action]:
-    """Let a worker serve, unless its tokens would differ from those that streams have."""
+    """Let a worker serve, unless it may not beside the others."""
     actions: list[Action] = []
-    if replica.rank is Rank.SERVING and replica.state.ready is None and not replica.standby:
-        why, actions = compare(replica, ready, state.replicas.primary)
-        if why:
-            alike = f"its tokens would differ from the other replicas'; {ALIKE}"
-            refused = Failed(f"{replica.name} serves with {why}: {alike}", restartable=False)
-            return actions + replica.life.end(refused)
+    first = replica.rank is Rank.SERVING and replica.state.ready is None and not replica.standby
+    if first and (why := state.replicas.refuse(replica, ready, state.replicas.primary)):
+        return replica.life.end(Failed(f"{replica.name} serves with {why}", restartable=False))
     again = " again" if replica.state.phase != STARTING else ""
     replica.life.served = True
     replica.state.observe_event(ready)

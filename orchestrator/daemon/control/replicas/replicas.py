@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, count
 from typing import Final
 
-from orchestrator.daemon.control.actions import Action, LogLine
+from orchestrator.daemon.control.actions import Action
 from orchestrator.daemon.control.health.health import list_parts
 from orchestrator.daemon.control.port import Totals
 from orchestrator.daemon.control.replicas.worker_life import Stage, WorkerLife, WorkerLives
@@ -22,9 +22,10 @@ from orchestrator.daemon.control.state import (
     FAILED,
     TargetState,
     add_totals,
+    compare_models,
     effective_places,
+    find_group,
     fold_round,
-    kind_of,
     tell_nobody,
     unlike,
 )
@@ -37,8 +38,9 @@ from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, exp
 from policies.serving.routing import Route
 
 _UNKNOWN: Final = ReplicaPace()
-ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
-"""The way out where replicas differ."""
+ONE_GROUP = "model.alike is true: leave it out, or set one precision and use one set of library versions"
+"""The way out where replicas are to be alike and differ."""
+ONE_MODEL = "give each host the same model files"
 # Rounds that wait for the next sample (ADR 0057). Bounds memory.
 _MOST_UNTOLD = 4096
 # One of them is not the one that is blamed. ADR 0046.
@@ -134,7 +136,7 @@ class Replica:
         self.on_rank: Callable[[], object] = tell_nobody
         self._rank = rank
         self._paces = PairPaces()
-        self._kind: tuple[str, ...] = ()
+        self._group = ""
         self._ready_read: Ready | None = None
         self._alike: tuple[str, ...] = ()
         self._expected_pace = ReplicaPace()
@@ -181,9 +183,10 @@ class Replica:
         self.state.where, self.state.due_s = where, now_s
 
     @property
-    def kind(self) -> tuple[str, ...]:
+    def group(self) -> str:
+        """The name of its group of equal bits (control.state.find_group); "" where it is not known."""
         self._read_ready()
-        return self._kind
+        return self._group
 
     @property
     def alike(self) -> tuple[str, ...]:
@@ -201,7 +204,7 @@ class Replica:
         if ready is self._ready_read or ready is None:
             return
         self._ready_read = ready
-        self._kind = kind_of(ready)
+        self._group = find_group(ready)
         device, expected = ready.device, ready.expected_rounds
         formats = (device.adapter, device.full_name, ready.precision.weights)
         self._alike = (*formats, str(len(device.cores)), *ready.shards.layers)
@@ -273,12 +276,14 @@ class Replica:
 
 
 class Replicas:
-    """All replicas. `gone`: the totals of those that have left no successor. `changed`: those of which something has
+    """All replicas. `gone`: the totals of those that have left no successor. `alike`: all are to be of one group.
+    `changed`: those of which something has
     changed that routing has to know of, `paced`: those of which the pace alone has (control.replicas.fleet)."""
 
     def __init__(self, lives: WorkerLives) -> None:
         self.gone = Totals()
         self.closed = False
+        self.alike = False
         self.changed: dict[Replica, None] = {}
         self.paced: dict[Replica, None] = {}
         self._lives = lives
@@ -372,6 +377,19 @@ class Replicas:
                 replica.state.mark_worker_lost("the worker was stopped")
         return [action for replica in self._by_worker.values() for action in replica.life.close()]
 
+    def refuse(self, replica: Replica, ready: Ready, others: Sequence[Replica]) -> str:
+        """Return why a worker may not serve beside others: it has another model than the first of them that is known,
+        or other bits where all are to be alike. "" where it may."""
+        for other in others:
+            known = other.state.ready
+            if other is replica or known is None or other.state.phase == FAILED:
+                continue
+            if why := compare_models(ready, known):
+                return f"{why}; {ONE_MODEL}"
+            why = unlike(ready, known) if self.alike else ""
+            return f"{why}, so its tokens would differ from the other replicas'; {ONE_GROUP}" if why else ""
+        return ""
+
     def transfer_totals(self, old: Replica) -> Replica | None:
         """Count what one that leaves did for its successor, and return that; None where there is none."""
         successor = self._successor(old)
@@ -401,23 +419,11 @@ def has_lost_model(replica: Replica) -> bool:
     return replica.state.phase == FAILED and replica.life.failure_kind == "model_replaced"
 
 
-def unlike_any(ready: Ready, others: Sequence[Replica]) -> str:
-    """Return in what a worker differs from the first of others that is known, so that its tokens may too; "" in
-    nothing."""
-    known = next((replica.state.ready for replica in others if replica.state.ready is not None), None)
-    return unlike(ready, known) if known is not None else ""
-
-
-def compare(replica: Replica, ready: Ready, others: Sequence[Replica]) -> tuple[str, list[Action]]:
-    """Return in what a replica differs from the first of others that is known ("": in nothing), and what to log."""
-    for other in others:
-        known = other.state.ready
-        if other is replica or known is None or other.state.phase == FAILED:
-            continue
-        warnings: list[Action] = []
-        mine, theirs = ready.device.full_name, known.device.full_name
-        if mine != theirs and not ready.precision.class_fingerprint:
-            text = "%s runs on %s and %s on %s: tokens are the same to the bit on processors of one kind only"
-            warnings = [LogLine("warning", text, (replica.name, mine, other.name, theirs))]
-        return unlike(ready, known), warnings
-    return "", []
+def unlike_all(ready: Ready, others: Sequence[Replica]) -> str:
+    """Return in what a worker differs from the first of others that is known, so that its tokens may too; "" where it
+    is of a group with one of them."""
+    known = [replica for replica in others if replica.state.ready is not None]
+    group = find_group(ready)
+    if not known or any(replica.group == group for replica in known):
+        return ""
+    return unlike(ready, known[0].state.ready) if known[0].state.ready is not None else ""

@@ -24,7 +24,7 @@ from orchestrator.daemon.control.events import (
 )
 from orchestrator.daemon.control.health.health import HealthBoard, list_parts
 from orchestrator.daemon.control.port import Totals
-from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas, unlike_any
+from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas, unlike_all
 from orchestrator.daemon.control.replicas.worker_life import WorkerLife
 from orchestrator.daemon.control.routing.router import Router
 from orchestrator.daemon.control.state import FAILED
@@ -180,7 +180,7 @@ class Standbys:
             return []
         standby.lost = False
         replica.life.served = True
-        why = unlike_any(ready, self._replicas.primary)
+        why = unlike_all(ready, self._replicas.primary)
         known = any(other.state.ready is not None for other in self._replicas.primary)
         bits = f"other bits ({why})" if why else "the target's bits" if known else "bits not compared yet"
         line = LogLine("info", "standby %s ready: %s, %s", (replica.name, replica.state.where, bits))
@@ -267,7 +267,7 @@ class Standbys:
     def _activate(self, standby: _Standby) -> list[Action]:
         replica = standby.replica
         assert replica is not None and replica.state.ready is not None  # noqa: S101, PT018 -- it is ready
-        why = unlike_any(replica.state.ready, self._replicas.primary)
+        why = unlike_all(replica.state.ready, self._replicas.primary)
         self.taken[OTHER if why else SAME] += 1
         replica.rank = Rank.SERVING
         replica.state.totals = Totals()  # what it did while it retired is counted

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.daemon.control.actions import Action, FinishRollout, LogLine
 from orchestrator.daemon.control.drafts.draft_workers import DraftWorkers
-from orchestrator.daemon.control.replicas.replicas import ALIKE, Rank, Replica, Replicas, compare
+from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
 from orchestrator.daemon.control.rollout.replica_diff import arrange_replicas
 from orchestrator.daemon.control.routing.router import Router
 from orchestrator.daemon.control.state import FAILED
@@ -66,7 +66,7 @@ class Rollout:
         change = self._change
         actions: list[Action] = []
         if change is not None and not (change.switched or change.error):
-            actions += self._compare_ready(change)
+            self._compare_ready(change)
             change.error = change.error or self._find_obstacle(change)
             if change.error:
                 actions += [action for replica in change.coming for action in self._replicas.dismiss(replica)]
@@ -79,18 +79,14 @@ class Rollout:
                 actions += self._replicas.dismiss(old)
         return actions + self._finish()
 
-    def _compare_ready(self, change: _Change) -> list[Action]:
+    def _compare_ready(self, change: _Change) -> None:
         """Compare each new replica once, as soon as it is ready, with those that stay and its fellows."""
-        actions: list[Action] = []
         stay = [replica for replica in self._replicas.primary if replica not in change.leaving]
         for new in change.coming:
             if new.state.ready is not None and new not in change.compared:
                 change.compared.append(new)
-                why, warnings = compare(new, new.state.ready, (*stay, *change.coming))
-                actions += warnings
-                if why:
-                    change.error = f"worker {new.name} cannot serve beside the others, with {why}; {ALIKE}"
-        return actions
+                if why := self._replicas.refuse(new, new.state.ready, (*stay, *change.coming)):
+                    change.error = f"worker {new.name} cannot serve beside the others, with {why}"
 
     def _find_obstacle(self, change: _Change) -> str:
         for replica in change.coming:

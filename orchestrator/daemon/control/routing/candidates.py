@@ -68,7 +68,7 @@ class Candidates:
     def choose(self, stream: Stream, prefix: Sequence[int], more: Sequence[str]) -> tuple[list[Replica], int]:
         """Return the replicas that are looked at for a stream, and how many are not. `more` are, whatever they are."""
         ruled_out = len(stream.failed_at) + len(more)
-        chosen = dict.fromkeys(self._narrowing.choose(stream.kind, ruled_out))
+        chosen = dict.fromkeys(self._narrowing.choose(stream.group, ruled_out))
         names = self._holders.find_holders(prefix)
         holders = [replica for name in names if (replica := self._replicas.find_named(name)) is not None]
         if len(holders) > _MOST_HOLDERS:
@@ -91,7 +91,7 @@ class Candidates:
             replica.standby,
             None if standing.decodes else (state.phase, replica.life.stage),
             health,
-            replica.kind,
+            replica.group,
             standing.places,
             step_of(standing.kv_tokens),
             max(_PRESSED_FROM, int(10.0 * filled)),
@@ -103,7 +103,7 @@ class Candidates:
         )
         shared_ms = self._paces.share_tpot_ms(self._paces.find_group(standing.alike), standing.expected_pace, 1)
         token_ms = reckon_tpot_ms(replica.paces.plain.tpot_ms(1), shared_ms, 1) * stretch
-        return Kind(key, takes, state.phase != FAILED, replica.kind, token_ms, standing.places)
+        return Kind(key, takes, state.phase != FAILED, replica.group, token_ms, standing.places)
 
     def _step_paces(self, replica: Replica) -> tuple[int, ...]:
         """Return what sets a replica apart from those on devices that are alike, in steps: what a token takes it alone

@@ -16,7 +16,7 @@ from orchestrator.daemon.control.state import FAILED
 from orchestrator.daemon.control.streams.streams import Stream, Streams
 from policies.serving.device_load import ALONE
 from policies.serving.failover.health import Health
-from policies.serving.failover.standby import OtherBits
+from policies.serving.failover.standby import NO_RULES, FailoverRules
 from policies.serving.replica_load import SharedPaces, reckon_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 
@@ -31,11 +31,11 @@ class Exclusions:
     it.
 
     It is told of a stream's candidates, not of all replicas: of each kind some are among them
-    (policies.serving.narrowing), so what holds of any candidate holds of any replica. `other_bits`: what standbys may
-    do whose tokens can differ. `reserved`: the replica that is emptied for a suspect."""
+    (policies.serving.narrowing), so what holds of any candidate holds of any replica. `rules`: when
+    streams go on with other bits. `reserved`: the replica that is emptied for a suspect."""
 
     def __init__(self, fleet: Fleet, streams: Streams, health: HealthBoard) -> None:
-        self.other_bits: OtherBits = "new_requests"
+        self.rules: FailoverRules = NO_RULES
         self.reserved = ""
         self._fleet = fleet
         self._streams = streams
@@ -54,7 +54,7 @@ class Exclusions:
 
     def may_find(self, stream: Stream, kept_at: str) -> bool:
         """Return whether there may be anything to find: mostly there is not."""
-        particular = stream.kind or stream.failed_at or stream.bound_to or kept_at
+        particular = stream.group or stream.submit.group or stream.failed_at or stream.bound_to or kept_at
         return bool(particular or not self._health.quiet or not self._fleet.is_plain or self._streams.has_suspects)
 
     def find_exclusions(
@@ -98,7 +98,7 @@ class Exclusions:
         emptied: bool = False,
     ) -> dict[str, str]:
         """Say of candidates why they do not take a stream. `emptied`: whatever they run counts for nothing."""
-        outs = self._list_unlike(stream, every, judged)
+        outs = self._list_unlike(stream, every, judged, now_s)
         bars = {} if emptied else self._bar(stream, every, outs, judged, now_s)
         outs |= self._list_standing_by(stream, every, outs.keys() | bars.keys(), judged) | bars
         outs |= {name: judgement.why for name, judgement in judged.items() if judgement.held}
@@ -125,26 +125,39 @@ class Exclusions:
     def refuses(self, replica: Replica, now_s: float) -> bool:
         return not self._health.quiet and self.judge(replica, self._fleet.find_unwell(now_s), now_s).refuses
 
-    def _list_unlike(self, stream: Stream, every: Sequence[Replica], judged: Mapping[str, Judgement]) -> dict[str, str]:
+    def _list_unlike(
+        self, stream: Stream, every: Sequence[Replica], judged: Mapping[str, Judgement], now_s: float
+    ) -> dict[str, str]:
         """Say which candidates are out for what they are and for what the stream is, whatever else they run."""
-        can_go_on = [
-            replica
-            for replica in every
-            if stream.kind and replica.state.phase != FAILED and replica.kind == stream.kind
-        ]
-        if self.other_bits == "streams" and not any(replica.serving for replica in can_go_on):
+        wanted = stream.submit.group  # these bits, and no others
+        group = stream.group or wanted
+        can_go_on = [replica for replica in every if group and replica.group in (group, "") and has_hope(replica)]
+        may_change = self.rules.other_bits == "streams" and not wanted
+        if may_change and not self._is_group_expected(stream, can_go_on, judged, now_s):
             can_go_on = []
         going_on = set(can_go_on)
         stay = any(replica.rank is Rank.SERVING for replica in can_go_on)
         retiring = [replica for replica in every if replica.rank is Rank.RETIRING]
         outs = {replica.name: "is being replaced" for replica in retiring if stay or replica not in going_on}
-        if can_go_on:
+        if can_go_on or wanted:
             others = [replica for replica in every if replica.rank is Rank.SERVING and replica not in going_on]
             outs |= {replica.name: "its tokens would differ" for replica in others}
         others = [replica for replica in every if replica.name not in stream.failed_at and replica.name not in outs]
         if any(replica.serving and not judged[replica.name].held for replica in others):
             outs |= dict.fromkeys(stream.failed_at, "computed no finite number for it")
         return outs
+
+    def _is_group_expected(
+        self, stream: Stream, members: Sequence[Replica], judged: Mapping[str, Judgement], now_s: float
+    ) -> bool:
+        """Return whether a replica of a stream's group serves, or can be expected to before the stream has waited for
+        `failover.after_s`."""
+        until_s = stream.due_s + self.rules.after_s
+        return any(
+            replica.serving
+            or (now_s < until_s and replica.state.back_s <= until_s and not judged[replica.name].refuses)
+            for replica in members
+        )
 
     def _list_standing_by(
         self, stream: Stream, every: Sequence[Replica], outs: Collection[str], judged: Mapping[str, Judgement]
@@ -196,6 +209,11 @@ class Exclusions:
             late = "has run other requests; another worker will have run none"
             bars |= {replica.name: late for replica in every if replica.runs and not tries[replica.name]}
         return bars
+
+
+def has_hope(replica: Replica) -> bool:
+    """Return whether a replica serves, or may soon: it has not failed, nor is each of its workers lost."""
+    return replica.state.phase != FAILED and not (replica.state.ready is None and replica.state.spent)
 
 
 def choose_route(

@@ -11,15 +11,15 @@ from orchestrator.daemon.control.health.health import HealthBoard
 from orchestrator.daemon.control.replicas.fleet import Fleet
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
 from orchestrator.daemon.control.routing.affinity import block_keys
-from orchestrator.daemon.control.routing.route_choice import TRIAL_PATIENCE_S, Exclusions, choose_route
+from orchestrator.daemon.control.routing.route_choice import TRIAL_PATIENCE_S, Exclusions, choose_route, has_hope
 from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.streams.kv_moves import KvMoves
 from orchestrator.daemon.control.streams.overrides import ActiveOverrides, bounds_of, resolve_overrides
 from orchestrator.daemon.control.streams.request_history import RouteBook, RouteText
-from orchestrator.daemon.control.streams.streams import Stream, Streams
-from orchestrator.errors import RequestError, build_replaced_error
+from orchestrator.daemon.control.streams.streams import Sender, Stream, Streams
+from orchestrator.errors import RequestError, build_gone_group_error, build_replaced_error
 from orchestrator.protocol.commands import Cancel, Submit
-from policies.serving.failover.standby import OtherBits
+from policies.serving.failover.standby import FailoverRules
 from policies.serving.fair_order import hold_back
 from policies.serving.overrides import EffectiveBound, OperatorBounds
 from policies.serving.routing import Route
@@ -49,13 +49,14 @@ class Router:
         self._least_depth = least_depth
         self.moves = KvMoves(streams, self._choose_next)
 
-    def set_rules(self, least_depth: int, other_bits: OtherBits) -> None:
-        """Bound depths of requests that are sent from now on by this, and let standbys do so much."""
+    def set_rules(self, least_depth: int, failover: FailoverRules) -> None:
+        """Bound depths of requests that are sent from now on by this, and let other bits go on by that."""
         self._least_depth = least_depth
-        self.allow_other_bits(other_bits)
+        self.set_failover(failover)
 
-    def allow_other_bits(self, other_bits: OtherBits) -> None:
-        self._exclusions.other_bits = other_bits
+    def set_failover(self, rules: FailoverRules) -> None:
+        self._exclusions.rules = rules
+        self._replicas.alike = rules.alike
 
     def feed(self, now_s: float) -> list[Action]:
         """Send every stream that is due, and those that wait behind others while another replica has a place."""
@@ -94,12 +95,12 @@ class Router:
         """Take the streams back from a replica that retires, but for those that only it can go on with;
         returns how many. They are due again."""
         moves = any(
-            other.kind == replica.kind and not self._exclusions.refuses(other, now_s)
+            other.group == replica.group and not self._exclusions.refuses(other, now_s)
             for other in self._replicas.serving
             if other is not replica
         )
         self._keep_unlike(replica)
-        taken = [stream for stream in self._streams.at(replica.name) if moves or not stream.kind]
+        taken = [stream for stream in self._streams.at(replica.name) if moves or not stream.group]
         return len(taken), self._take(replica, taken, now_s)
 
     def _keep_unlike(self, replica: Replica) -> None:
@@ -107,9 +108,9 @@ class Router:
         prompts are of another vocabulary."""
         others = [other for other in self._replicas.serving if other is not replica]
         for stream in [*self._streams.at(replica.name), *self._streams.due()]:
-            fresh = not stream.kind and not stream.committed and stream.submit.vocabulary
+            fresh = not stream.group and not stream.committed and stream.submit.vocabulary
             if fresh and fits(stream, replica) and not any(fits(stream, other) for other in others):
-                stream.kind = replica.kind
+                stream.group = replica.group
 
     def recall_streams(self, replica: Replica, now_s: float) -> list[Witness]:
         """Take all streams back from a replica whose worker is gone; returns those that ran there."""
@@ -156,9 +157,9 @@ class Router:
         """True when no stream needs a retiring replica any more."""
         if self._streams.counts[replica.name]:
             return False
-        if any(other.kind == replica.kind for other in self._replicas.serving):
+        if any(other.group == replica.group for other in self._replicas.serving):
             return True
-        return not any(stream.kind == replica.kind and not stream.at for stream in self._streams.live())
+        return not any(stream.group == replica.group and not stream.at for stream in self._streams.live())
 
     def _send_due(self, now_s: float) -> list[Action]:
         actions: list[Action] = []
@@ -174,6 +175,9 @@ class Router:
             replica = self._replicas.find_named(routed.replica) if routed.replica is not None else None
             if replica is None:
                 self.book.note(stream.key, stream.sends + 1, routed, now_s)
+                if (gone := self.refuse_gone_group(stream.submit)) is not None:
+                    actions += self.end(stream, now_s, gone)
+                    continue
                 if self._is_particular(stream):
                     continue
                 break  # what those behind it could have, it could have had
@@ -188,16 +192,30 @@ class Router:
                 actions.append(LogLine("debug", "request %s goes to %s: %s", values))
         return actions
 
+    def refuse_gone_group(self, submit: Submit) -> RequestError | None:
+        """Return why a request that wants one group's bits cannot have them any more; None where it may."""
+        wanted = submit.group
+        hopes = (replica for replica in self._replicas.with_streams if has_hope(replica))
+        if not wanted or any(replica.group in (wanted, "") for replica in hopes):
+            return None
+        return build_gone_group_error()
+
     def _is_particular(self, stream: Stream) -> bool:
         """Return whether a stream can be out where others of the same time are not."""
-        own = stream.kind or stream.failed_at or stream.bound_to or self._streams.is_suspect(stream)
+        own = (
+            stream.group
+            or stream.submit.group
+            or stream.failed_at
+            or stream.bound_to
+            or self._streams.is_suspect(stream)
+        )
         return bool(own or self.moves.find_pages(stream))
 
     def _send(self, stream: Stream, replica: Replica, prefix: Sequence[int], now_s: float) -> list[Action]:
         actions: list[Action] = []
-        if stream.kind and replica.kind != stream.kind:
-            text = "request %s goes on with another kind of replica: its tokens may differ"
-            actions.append(LogLine("warning", text, (stream.key,)))
+        if stream.group and replica.group != stream.group:
+            text = "request %s goes on at %s, which is of another group: from its token %d on the bits may differ"
+            actions.append(LogLine("warning", text, (stream.key, replica.name, len(stream.committed))))
         if prefix:
             replica.prefixes.note(prefix)
         if not self._streams.counts[replica.name]:
@@ -207,7 +225,9 @@ class Router:
         replica.runs += 1
         if replica.runs == 1:
             replica.on_change()
-        sent = self._streams.send(stream, replica.name, replica.kind, now_s)
+        ready = replica.state.ready
+        digest = ready.model.digest if ready is not None else ""
+        sent = self._streams.send(stream, replica.name, Sender(replica.group, digest), now_s)
         if stream.probation:
             self._exclusions.reserved = ""  # it is tried here, wherever room was made for it
         sent, stream.speculation = resolve_overrides(
@@ -341,7 +361,7 @@ def find_other_model(stream: Stream, replica: Replica) -> RequestError | None:
     has_tokens = bool(stream.committed)
     if ready is None:
         return None
-    known = stream.kind[0] if stream.kind else stream.submit.model_digest
+    known = stream.model_digest or stream.submit.model_digest
     if fits(stream, replica) and not (has_tokens and known and ready.model.digest and known != ready.model.digest):
         return None
     return build_replaced_error(begun=has_tokens)

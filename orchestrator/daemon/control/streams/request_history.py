@@ -194,6 +194,7 @@ class RequestView:
     tolerated: int = 0
     rounds: tuple[RoundsView, ...] = ()
     moves: tuple[MoveView, ...] = ()
+    other_bits_from: tuple[int, ...] = ()
     drafters: tuple[DrafterShare, ...] = ()
 
 
@@ -222,6 +223,7 @@ class RequestHistory:
     tolerated: int = 0
     rounds: list[RoundsView] = field(default_factory=list)
     moves: list[MoveView] = field(default_factory=list)
+    other_bits_from: list[int] = field(default_factory=list)
     _shares: dict[str, DrafterShare] = field(default_factory=dict)
     _left_shares: dict[str, DrafterShare] = field(default_factory=dict)
     _stats: RequestStats = _NO_STATS
@@ -239,6 +241,10 @@ class RequestHistory:
         if self.sent_s is not None and self.replica:
             self.moves = [*self.moves[1 - _MOST_MOVES :], MoveView(now_s - self.opened_s, self.replica, why)]
         self.replica = ""
+
+    def observe_other_group(self, token: int) -> None:
+        """From this token on, counted from 0, its bits are of another group than before."""
+        self.other_bits_from = [*self.other_bits_from[1 - _MOST_MOVES :], token]
 
     def observe_delta(self, delta: Delta, now_s: float) -> None:
         if delta.stats is not None:
@@ -294,6 +300,7 @@ class RequestHistory:
             tolerated=self.tolerated,
             rounds=tuple(map(replace, self.rounds)),
             moves=tuple(self.moves),
+            other_bits_from=tuple(self.other_bits_from),
             drafters=tuple(_add_shares(self._left_shares, self._shares).values()),
         )
 

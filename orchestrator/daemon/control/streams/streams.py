@@ -47,14 +47,25 @@ class Interruption(NamedTuple):
     at_s: float
 
 
+class Sender(NamedTuple):
+    """What tokens come from: a replica's group, and the digest of its model."""
+
+    group: str
+    model_digest: str
+
+
+NOBODY: Final = Sender("", "")
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """One request.
 
     `at` is the replica that has it ("": none), `sent_id` its id there. `gained`: the tokens that it had there.
     `probation`: the tokens that it must have there before anything joins it. `due_s`: since when it waits for a
-    replica. `failed_at`: replicas that computed no finite number for it. `kind`: of
-    the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
+    replica. `failed_at`: replicas that computed no finite number for it. `group`: of
+    the replica that its last token came from (control.state.find_group), with the `model_digest` of that; `sender`: of
+    the one that has it.
     `interrupted`: what its next token ends, where it is traced.
     `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader
     has heard of `reported_bound`.
@@ -69,8 +80,9 @@ class Stream:
     at: str = ""
     sent_id: str = ""
     sends: int = 0
-    kind: tuple[str, ...] = ()
-    sent_kind: tuple[str, ...] = ()
+    group: str = ""
+    model_digest: str = ""
+    sender: Sender = NOBODY
     gained: int = 0
     probation: int = 0
     due_s: float = 0.0
@@ -128,6 +140,7 @@ class Streams:
         self._arrived = 0
         self._owned = 0  # those that have an owner
         self._on_count = on_count
+        self.changed_groups = 0  # how often a stream went on with other bits
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
         self.owners: Counter[str] = Counter()  # live streams by whose they are
         self.accounts = FairAccounts()
@@ -171,6 +184,7 @@ class Streams:
         self._arrived += 1
         stream = Stream(submit, list(submit.committed), history, self._arrived)
         stream.overrides, stream.due_s, stream.opened_s = overrides, now_s, now_s
+        stream.group = submit.committed_group
         self._live[submit.request_id] = self._waiting[submit.request_id] = stream
         self.owners[submit.owner] = self.owners.get(submit.owner, 0) + 1
         self._owned += submit.owner != ""
@@ -196,10 +210,19 @@ class Streams:
             stream.gained += len(delta.tokens)
             if stream.probation:
                 stream.probation = max(0, stream.probation - len(delta.tokens))
-            stream.kind = stream.kind or stream.sent_kind
+            if stream.group != stream.sender.group:
+                delta = self._begin_group(stream, delta)
             if self._blame.has_records:
                 self._blame.observe_progress(stream.digest)
         return Deliver(stream.key, self._finish(stream, delta, now_s) if delta.finish else delta)
+
+    def _begin_group(self, stream: Stream, delta: Delta) -> Delta:
+        """A stream has its first tokens from a group; returns the delta, which names that."""
+        if stream.group:
+            self.changed_groups += 1
+            stream.history.observe_other_group(len(stream.committed) - len(delta.tokens))
+        stream.group, stream.model_digest = stream.sender
+        return msgspec.structs.replace(delta, group=stream.group)
 
     def _begin(self, stream: Stream, delta: Delta, now_s: float) -> None:
         if stream.first_s is None:
@@ -300,10 +323,10 @@ class Streams:
         left = max(0, min(stream.submit.max_tokens, self.latency.output_tokens) - len(stream.committed))
         return WaitingRequest(stream.submit.owner, len(stream.submit.prompt) + left)
 
-    def send(self, stream: Stream, replica: str, kind: tuple[str, ...] = (), now_s: float = 0.0) -> Submit:
-        """Count the stream as sent to a replica of this kind; returns what is to be sent."""
+    def send(self, stream: Stream, replica: str, sender: Sender = NOBODY, now_s: float = 0.0) -> Submit:
+        """Count the stream as sent to a replica, whose tokens come from `sender`; returns what is to be sent."""
         stream.history.observe_sent(replica, now_s)
-        stream.sent_kind = kind
+        stream.sender = sender
         if not stream.sends and self.takes_turns:
             self.accounts = self.accounts.charge(self._work_of(stream))
         stream.sends += 1
