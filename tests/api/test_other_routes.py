@@ -140,16 +140,25 @@ def test_the_fingerprint_follows_what_decides_the_bits_and_nothing_else():
         "activations": "bf16",
         "kv_cache": "u8",
         "exactness": "kernel",
-        "row_invariant": False,
         "adapter": "other",
-        "device": "GPU",
         "device_name": "other",
         "model_digest": "abc",
         "model": "other",
     }.items():
         assert system_fingerprint(change_ready(READY, **{name: value})) != before, name
-    for name, value in {"pid": 7, "load_s": 9.0, "max_depth": 1, "drafters": ["suffix"], "slots": 1}.items():
+    for name, value in {
+        "pid": 7,
+        "load_s": 9.0,
+        "max_depth": 1,
+        "drafters": ["suffix"],
+        "slots": 1,
+        "device": "GPU.1",
+    }.items():
         assert system_fingerprint(change_ready(READY, **{name: value})) == before, name
+    measured = change_ready(READY, class_fingerprint="abc")
+    for name, value in {"adapter": "other", "device_name": "other", "weights": "q8_0"}.items():
+        same = system_fingerprint(change_ready(measured, **{name: value})) == system_fingerprint(measured)
+        assert same, f"{name}: what has measured bits is told by these alone"
     assert system_fingerprint(None) is None
 
 

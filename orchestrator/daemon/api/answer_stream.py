@@ -65,7 +65,7 @@ class AnswerAssembler:
         cost = cost_of(self._choices)
         if self._stream:
             return self._open() + self._writer.ending(cost)
-        self._writer.observe_engine(cost.engine)
+        self._writer.observe_source(cost.engine, cost.group)
         return _encode(self._writer.whole(self._pieces, cost))
 
     def fail(self, error: Exception) -> bytes:
@@ -77,7 +77,7 @@ class AnswerAssembler:
     def _write(self, piece: Piece) -> bytes:
         answer = self._choices[piece.index].answer
         self._record.record_sent(piece)
-        self._writer.observe_engine(answer.engine)
+        self._writer.observe_source(answer.engine, answer.group)
         return self._open() + self._writer.piece(piece, answer)
 
     def _open(self) -> bytes:

@@ -114,14 +114,24 @@ class CompletionTokensDetails(Answered):
     rejected_prediction_tokens: int
 
 
+class OtherFingerprint(Answered):
+    """From token `from_token` of choice `index` on, counted from 0, the bits are those of this fingerprint."""
+
+    index: int
+    from_token: int
+    system_fingerprint: str
+
+
 class Usage(Answered):
-    """Tokens of the prompt and of all choices. Details come at the end only, not with every chunk."""
+    """Tokens of the prompt and of all choices. Details come at the end only, not with every chunk.
+    `system_fingerprints`: where an answer went on with other bits."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails(cached_tokens=0)
     completion_tokens_details: CompletionTokensDetails | None = None
+    system_fingerprints: list[OtherFingerprint] = []
 
 
 class EffectiveSpeculation(Answered):

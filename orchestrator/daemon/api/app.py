@@ -57,6 +57,7 @@ from orchestrator.daemon.api.question import (
     AnswerWriter,
     Question,
     ReadQuestion,
+    choose_group,
     describe_source,
     rename_parameters,
 )
@@ -220,6 +221,9 @@ class ApiRoutes:
         submits = translate.choices([mark_traced(request.scope, submit) for submit in submits], body.n)
         if len(submits) > 1:
             model.check_room(len(submits))
+        if body.system_fingerprint is not None:
+            group = choose_group(model.control.view(), body.system_fingerprint, submits[0].sampling.rule)
+            submits = [msgspec.structs.replace(submit, group=group) for submit in submits]
         if self.kept is not None:
             kept = self.kept.open(
                 request.headers, body, submits, request_id, model.name, question.route, names=question.resumable
@@ -327,7 +331,7 @@ class ApiRoutes:
             int(self._clock.wall_s()) if kept is None else kept.answer.created_s,
             model.name,
             [submit.prompt for submit in submits[:: body.n]],
-            lambda engine: describe_source(model.control.view(), engine, rule),
+            lambda engine, group: describe_source(model.control.view(), engine, group, rule),
             rule,
             tokenizer,
             cursor,

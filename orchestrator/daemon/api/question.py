@@ -22,7 +22,8 @@ from orchestrator.daemon.api.served import ServedModels
 from orchestrator.daemon.api.streaming import Answer, Piece
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
 from orchestrator.daemon.control.port import StateView
-from orchestrator.errors import RequestError
+from orchestrator.daemon.control.state import FAILED, find_group
+from orchestrator.errors import RequestError, build_gone_group_error
 from orchestrator.protocol.ready import Ready
 from policies.sampling import Rule
 from policies.serving.overrides import EffectiveBound
@@ -44,20 +45,21 @@ class AnswerSource:
     standby: str = ""
 
 
-def describe_source(view: StateView, engine: int, rule: Rule) -> AnswerSource:
-    """Return what an answer says of the replica that its tokens come from."""
+def describe_source(view: StateView, engine: int, group: str, rule: Rule) -> AnswerSource:
+    """Return what an answer says of the replica that its tokens come from, and of the group of bits that they are of
+    ("": that of the replica)."""
     replica = next((replica for replica in view.replicas if replica.engine == engine), None)
     if replica is None or replica.ready is None:
-        return AnswerSource(system_fingerprint(view.ready, rule))
+        return AnswerSource(system_fingerprint(view.ready, rule, group))
     standby = f"{replica.name}; bits={'other' if replica.unlike else 'same'}" if replica.standby else ""
-    return AnswerSource(system_fingerprint(replica.ready, rule), standby)
+    return AnswerSource(system_fingerprint(replica.ready, rule, group), standby)
 
 
-def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | None:
-    """Return "fp_" and 12 hex digits over the effective state of the worker.
+def system_fingerprint(ready: Ready | None, rule: Rule = "coupled", group: str = "") -> str | None:
+    """Return "fp_" and 12 hex digits over what decides the bits of a worker's answers; None before the first is ready.
 
-    The state is model file and vocabulary, weights, activations and KV cache formats, runtime and device, exactness,
-    and this program's version. None before the first worker is ready.
+    That is the model's name, the group of equal bits (control.state.find_group; `group`, where it is another one than
+    the worker's now), and this program's version.
 
     Drafters, depths and bounds are left out: they do not change the output. Under the rules "rejection" and "tolerance"
     they do, and there the rule, the drafters and the depth count too. But the drafts themselves are not in it. With
@@ -65,25 +67,20 @@ def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | Non
     """
     if ready is None:
         return None
-    parts: tuple[str, ...] = (
-        ready.model.name,
-        ready.model.vocabulary_fingerprint,
-        ready.model.digest,
-        ready.precision.weights,
-        ready.precision.activations,
-        ready.precision.kv_cache,
-        ready.device.adapter,
-        ready.device.name,
-        ready.device.full_name,
-        ready.precision.exactness,
-        str(ready.precision.row_invariant),
-        ready.precision.numerical_class,
-        f"static {ready.model.context_tokens}" if ready.device.static_widths else "dynamic",
-        version("outrider"),
-    )
+    parts: tuple[str, ...] = (ready.model.name, group or find_group(ready), version("outrider"))
     if rule in ("rejection", "tolerance"):
         parts += (rule, *ready.drafting.drafters, str(ready.drafting.max_depth))
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def choose_group(view: StateView, fingerprint: str, rule: Rule) -> str:
+    """Return the group of bits that a request asks for by this `system_fingerprint`. Raises RequestError 409 where no
+    replica has it."""
+    known = [replica.ready for replica in view.replicas if replica.ready is not None and replica.phase != FAILED]
+    groups = {system_fingerprint(ready, rule): find_group(ready) for ready in known}
+    if fingerprint not in groups:
+        raise build_gone_group_error([name for name in groups if name])
+    return groups[fingerprint]
 
 
 def describe_effective_speculation(bound: EffectiveBound | None) -> dict[str, Any] | None:
@@ -108,8 +105,8 @@ def _headers_of(bound: EffectiveBound | None) -> dict[str, str]:
     return {SPECULATION_HEADER: f"{f'{name}={bound.most}' if bound.most else 'off'}; by={bound.by.value}{cut}"}
 
 
-TellSource = Callable[[int], AnswerSource]
-"""Says of a replica, by its number, what its answers tell of it."""
+TellSource = Callable[[int, str], AnswerSource]
+"""Says of a replica, by its number, and of a group of bits what answers tell of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +136,26 @@ class AnswerWriter(ABC):
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
         self._warnings = {"warnings": list(head.warnings)} if head.warnings else {}
-        self._engine = 0
+        self._told_by = (0, "")
         self._observed = False
-        self.source: AnswerSource = head.tell_source(0)
+        self.source: AnswerSource = head.tell_source(0, "")
 
-    def observe_engine(self, engine: int) -> None:
-        """The replica of this number says what follows."""
+    def observe_source(self, engine: int, group: str) -> None:
+        """The replica of this number says what follows, and its bits are of this group."""
         self._observed = True
-        if engine != self._engine:
-            self._engine, self.source = engine, self._head.tell_source(engine)
+        if (engine, group) != self._told_by:
+            self._told_by, self.source = (engine, group), self._head.tell_source(engine, group)
+
+    def list_other_bits(self, answer: Answer) -> list[dict[str, Any]]:
+        """Return from which token on an answer has which other fingerprint than before."""
+        return [
+            {
+                "index": change.choice,
+                "from_token": change.from_token,
+                "system_fingerprint": self._head.tell_source(answer.engine, change.group).fingerprint,
+            }
+            for change in answer.other_bits
+        ]
 
     def headers(self, speculation: EffectiveBound | None) -> dict[str, str]:
         """Return what the answer's headers say of it, with the bound of its drafts (None: not known). A standby is

@@ -141,6 +141,8 @@ class Envelope(AnswerWriter):
     def _cost(self, answer: Answer) -> dict[str, Any]:
         counts = _usage(sum(self._prompt_tokens), answer.tokens)
         usage: dict[str, Any] = {**counts, "prompt_tokens_details": {"cached_tokens": answer.cached_tokens}}
+        if other_bits := self.list_other_bits(answer):
+            usage["system_fingerprints"] = other_bits
         if self._predicted and answer.stats is not None:
             usage["completion_tokens_details"] = describe_prediction(answer.stats)
         return {"usage": usage, "metrics": describe_metrics(answer, self._head.rule)}

@@ -335,7 +335,8 @@ class _Decoding:
     async def _run(self, index: int, choice: KeptChoice, again: str) -> None:
         """Go on behind what was committed, as a stream of its own: a worker may still speak of the old one."""
         stream = f"{choice.submit.request_id}{again}"
-        submit = msgspec.structs.replace(choice.submit, request_id=stream, committed=list(choice.tokens))
+        behind = {"committed": list(choice.tokens), "committed_group": choice.group}
+        submit = msgspec.structs.replace(choice.submit, request_id=stream, **behind)
         try:
             if self._control is None:
                 raise RequestError(f"the model '{self.answer.model}' is not here any more", status=404)

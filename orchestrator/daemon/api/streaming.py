@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -176,10 +176,19 @@ class TextAssembler:
         return [Text(text)] if text else []
 
 
+class OtherBits(NamedTuple):
+    """From token `from_token` of a choice on, counted from 0, its bits are those of this group."""
+
+    choice: int
+    from_token: int
+    group: str
+
+
 @dataclass(slots=True)
 class Answer:
     """One answer while it grows. Times are seconds of the clock; `tokens` counts up to the end or the stop;
-    `speculation` holds for it (of several: for the first). `engine`: the replica that said its last token."""
+    `speculation` holds for it (of several: for the first). `engine`: the replica that said its last token; its bits
+    are those of `group`, and `other_bits` says where they changed."""
 
     started_s: float
     first_s: float = 0.0
@@ -190,6 +199,8 @@ class Answer:
     stats: RequestStats | None = None
     speculation: EffectiveBound | None = None
     engine: int = 0
+    group: str = ""
+    other_bits: list[OtherBits] = field(default_factory=list)
 
     @property
     def cached_tokens(self) -> int:
@@ -216,6 +227,8 @@ class Answer:
             stats=_sum_stats([answer.stats for answer in answers if answer.stats is not None], one_prompt=one_prompt),
             speculation=answers[0].speculation,
             engine=answers[0].engine,
+            group=answers[0].group,
+            other_bits=[change for answer in answers for change in answer.other_bits],
         )
 
 
@@ -301,6 +314,10 @@ class Choice:
         answer, assembler = self.answer, self._assembler
         answer.speculation = delta.speculation or answer.speculation
         answer.engine = delta.engine
+        if delta.group:
+            if answer.group:
+                answer.other_bits.append(OtherBits(self.index, answer.tokens, delta.group))
+            answer.group = delta.group
         if self._echo is not None and self._shows_prompt:
             self._shows_prompt = False
             yield Piece(self.index, (self._echo.text,), self._echo.attach_scores(delta.prompt_logprobs))

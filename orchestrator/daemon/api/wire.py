@@ -262,6 +262,7 @@ class Generation(Sampled):
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
     draft_stores: list[str] | None = Field(default=None, max_length=16)
+    system_fingerprint: str | None = Field(default=None, max_length=64)
 
     @property
     def stops(self) -> list[str]:

@@ -95,16 +95,19 @@ def _add_counts(counts: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, tu
 
 _MODEL = ("model_digest", "vocabulary_fingerprint")
 _FORMATS = ("adapter", "weights", "activations", "kv_cache")
-_EXACTNESS, _BITS, _DEVICE = "exactness", "class_fingerprint", "device_name"
+_EXACTNESS, _BITS = "exactness", "class_fingerprint"
+_DEVICE = ("device_name", "numerical_class", "shapes")
 _GROUP_DIGITS = 12
 
 
 def _list_facts(ready: Ready) -> dict[str, str]:
     model, precision = ready.model, ready.precision
     formats = (ready.device.adapter, precision.weights, precision.activations, precision.kv_cache)
-    bits = (precision.exactness, precision.class_fingerprint, ready.device.full_name)
-    values = (model.digest, model.vocabulary_fingerprint, *formats, *bits)
-    return dict(zip((*_MODEL, *_FORMATS, _EXACTNESS, _BITS, _DEVICE), values, strict=True))
+    shapes = f"static {model.context_tokens}" if ready.device.static_widths else "dynamic"
+    bits = (precision.exactness, precision.class_fingerprint)
+    device = (ready.device.full_name, precision.numerical_class, shapes)
+    values = (model.digest, model.vocabulary_fingerprint, *formats, *bits, *device)
+    return dict(zip((*_MODEL, *_FORMATS, _EXACTNESS, _BITS, *_DEVICE), values, strict=True))
 
 
 def _list_decisive(facts: Mapping[str, str]) -> tuple[str, ...]:
@@ -112,7 +115,7 @@ def _list_decisive(facts: Mapping[str, str]) -> tuple[str, ...]:
     whatever computes them; else the formats that it computes in, and what computes."""
     if facts[_BITS]:
         return (*_MODEL, _EXACTNESS, _BITS) if facts[_EXACTNESS] == "bit" else (*_MODEL, _EXACTNESS, *_FORMATS, _BITS)
-    return (*_MODEL, _EXACTNESS, *_FORMATS, _DEVICE)
+    return (*_MODEL, _EXACTNESS, *_FORMATS, *_DEVICE)
 
 
 def find_group(ready: Ready | None) -> str:

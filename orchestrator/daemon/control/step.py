@@ -78,10 +78,7 @@ def _fold(state: State, event: events.ControlEvent, now_s: float) -> list[Action
                 return _fold_draft_worker(state, event, now_s)
             return fold_worker_event(state, replica, event, now_s)
         case events.StreamOpened():
-            if (gone := state.router.refuse_gone_group(event.submit)) is not None:
-                raise gone
-            state.streams.open(event.submit, event.overrides, now_s)
-            return []
+            return _open_stream(state, event, now_s)
         case events.StreamClosed():
             stream = state.streams.find_live(event.stream)
             return state.router.end(stream, now_s) if stream is not None else []
@@ -100,6 +97,13 @@ def _fold(state: State, event: events.ControlEvent, now_s: float) -> list[Action
     if isinstance(event, events.PhaseEvent):
         return _fold_phase(state, event, now_s)
     return state.steering.fold(event, now_s)
+
+
+def _open_stream(state: State, event: events.StreamOpened, now_s: float) -> list[Action]:
+    if (gone := state.router.refuse_gone_group(event.submit)) is not None:
+        raise gone
+    state.streams.open(event.submit, event.overrides, now_s)
+    return []
 
 
 def _fold_draft_worker(state: State, event: events.WorkerEvent, now_s: float) -> list[Action]:

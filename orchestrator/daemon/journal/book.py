@@ -63,6 +63,7 @@ class KeptChoice:
     stats: RequestStats | None = None
     speculation: EffectiveBound | None = None
     engine: int = 0
+    groups: list[tuple[int, str]] = field(default_factory=list)
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     def add(self, part: CommittedTokens) -> None:
@@ -76,6 +77,7 @@ class KeptChoice:
             self.logprobs = self.logprobs or []
             self.logprobs += part.logprobs
         self.prompt_logprobs = part.prompt_logprobs or self.prompt_logprobs
+        self.groups += part.groups
         self.stats, self.speculation = part.stats or self.stats, part.speculation or self.speculation
         if part.finish:
             self.finish, self.ends_bare = part.finish, part.bare or not part.tokens
@@ -84,7 +86,8 @@ class KeptChoice:
     def to_committed(self, number: int, index: int) -> CommittedTokens:
         """Return all that is known of it."""
         details = (self.stats, self.logprobs, self.prompt_logprobs, self.speculation)
-        return CommittedTokens(number, index, self.tokens, self.finish, *details, self.bounds, self.ends_bare)
+        ends = (self.bounds, self.ends_bare, self.groups)
+        return CommittedTokens(number, index, self.tokens, self.finish, *details, *ends)
 
     def tell(self, taken: int, split_at: int) -> Delta | None:
         """Return what follows behind `taken` tokens, up to the next bound or `split_at`; None where nothing does yet.
@@ -101,7 +104,13 @@ class KeptChoice:
         scores = None if self.logprobs is None else self.logprobs[taken:end]
         first = self.prompt_logprobs if taken == 0 else None
         tokens = self.tokens[taken:end]
-        return Delta("", tokens, finish, self.stats, scores, first, self.engine, self.speculation)
+        group = next((group for token, group in self.groups if taken <= token < end), "")
+        return Delta("", tokens, finish, self.stats, scores, first, self.engine, self.speculation, group)
+
+    @property
+    def group(self) -> str:
+        """The group of bits that its last tokens are of; "" where it has none."""
+        return self.groups[-1][1] if self.groups else ""
 
     async def wait_for_more(self) -> None:
         """Wait until something is added, or `wake` is called."""
@@ -257,7 +266,8 @@ class AnswerBook:
         """Take in what was committed to a choice. It is written before whoever waits for it looks again, with all else
         that is recorded in this turn of the event loop: one write a round."""
         details = (delta.stats if delta.finish else None, delta.logprobs, delta.prompt_logprobs, delta.speculation)
-        part = CommittedTokens(answer.number, index, delta.tokens, delta.finish, *details)
+        groups = [(len(answer.choices[index].tokens), delta.group)] if delta.group else []
+        part = CommittedTokens(answer.number, index, delta.tokens, delta.finish, *details, groups=groups)
         if answer.number in self._answers:
             scores = len(delta.logprobs or ()) + len(delta.prompt_logprobs or ())
             self._bytes += _TOKEN_BYTES * len(delta.tokens) + _SCORE_BYTES * scores

@@ -45,6 +45,8 @@ class CommittedTokens(msgspec.Struct, frozen=True, array_like=True):
     bounds: list[int] = []
     bare: bool = False
     """The finish came behind the last token, by itself."""
+    groups: list[tuple[int, str]] = []
+    """From which token of the choice on its bits are of which group."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag="open"):
