@@ -95,6 +95,9 @@ def describe_history(request: dict[str, Any]) -> list[str]:
         lines.append(f"drafts: {drafted} tokens in {rounds} rounds, {accepted} accepted ({accepted / drafted:.0%})")
     if request["prediction_tokens"]:
         lines.append(describe_prediction(request))
+    if request["other_bits_from"]:
+        tokens = ", ".join(map(str, request["other_bits_from"]))
+        lines.append(f"bits: from token {tokens} on they are another group's (counted from 0)")
     if request["tolerated"]:
         share = request["tolerated"] / max(1, request["tokens"])
         lines.append(f"tolerance: {request['tolerated']} tokens ({share:.1%}) are not the target's own choice")

@@ -24,7 +24,7 @@ from orchestrator.errors import RequestError
 from orchestrator.protocol.rounds import Delta, RequestStats
 from tests.api.support import TOKENIZER, ScriptedControl, app_over, client_of
 
-HEAD = AnswerHead("r", 0, "toy", [[1]], lambda _: AnswerSource(None, ""), "coupled", TOKENIZER)
+HEAD = AnswerHead("r", 0, "toy", [[1]], lambda _engine, _group: AnswerSource(None, ""), "coupled", TOKENIZER)
 CHAT = ChatRequest.model_validate({"model": "toy", "messages": [{"role": "user", "content": "x"}]})
 STATS = RequestStats(1, 5, 4, 6, 3, 1.0, 2.0, 0, -1.0)
 

@@ -115,7 +115,7 @@ async def test_one_source_that_fails_ends_all():
 
     choices = [Choice(index, TextAssembler(TOKENIZER.decoder(), []), Answer(0.0)) for index in range(3)]
     record = RequestRecord(Metrics(ScriptedControl(), SystemClock()), SystemClock(), 0.0)
-    head = AnswerHead("r", 0, "toy", [[1]], lambda _: AnswerSource(None, ""), "coupled", TOKENIZER)
+    head = AnswerHead("r", 0, "toy", [[1]], lambda _engine, _group: AnswerSource(None, ""), "coupled", TOKENIZER)
     writer = Envelope("completion", head, StreamOptions(), each=3)
     assembler = AnswerAssembler(writer, choices, record, SystemClock(), stream=False)
     with pytest.raises(ValueError, match="no"):

@@ -376,7 +376,9 @@ def test_what_is_kept_is_bounded_by_count_bytes_and_time():
 
 def blocks_of(texts: list[str], prompt: str = "") -> list[tuple[str, str]]:
     """What a text in these pieces is taken for."""
-    head = AnswerHead("x", 0, "toy", [list(prompt.encode())], lambda _: AnswerSource(None, ""), "coupled", TOKENIZER)
+    head = AnswerHead(
+        "x", 0, "toy", [list(prompt.encode())], lambda _engine, _group: AnswerSource(None, ""), "coupled", TOKENIZER
+    )
     body = ChatRequest.model_validate({"model": "toy", "messages": [{"role": "user", "content": "x"}]})
     builder = BlockBuilder(head, body)
     for index, text in enumerate(texts):

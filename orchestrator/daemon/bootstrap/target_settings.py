@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from orchestrator.config.drafts import IndexDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO
 from orchestrator.daemon.api.metrics.goodput_series import HourlyPrice
 from orchestrator.daemon.api.served import TargetTerms
 from orchestrator.daemon.api.translate import AcceptanceBounds
@@ -36,9 +35,10 @@ def build_control_limits(config: ClusterConfig) -> ControlLimits:
 
 def _choose_other_bits(config: ClusterConfig) -> OtherBits:
     """Return what may be done for streams of other bits: all where the operator made a pool of unlike replicas."""
-    if config.failover.other_bits == AUTO:
+    chosen = config.failover.other_bits
+    if chosen == "auto":
         return "streams" if config.model.unlike else "new_requests"
-    return config.failover.other_bits
+    return chosen
 
 
 def build_drift_policy(config: ClusterConfig) -> DriftPolicy:

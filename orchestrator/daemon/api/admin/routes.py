@@ -124,6 +124,7 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "replicas": view.replicas,
         "standbys": view.standbys,
         "taken_over": view.taken_over,
+        "changed_groups": view.changed_groups,
         "devices": [describe_device(device) for device in devices],
         "devices_left_out": len(view.devices) - len(devices),
         "health": msgspec.to_builtins(view.health),

@@ -75,6 +75,8 @@ class HealthSeries:
         self._standbys = make.gauge("standbys", "Standbys that are loaded and do not serve.")
         self._taken = make.counter("standby_takeovers", "Times a standby took the target's place.", "bits")
         self._told: Counter[str] = Counter()
+        self._changes = make.counter("changed_groups", "Streams that a replica went on with, with other bits.")
+        self._changes_told: Counter[int] = Counter()
 
     def refresh(self, model: str, view: StateView) -> None:
         self._parts.clear()
@@ -88,6 +90,10 @@ class HealthSeries:
         for bits, count in view.taken_over.items():
             self._taken.labels(model, "0", bits).inc(count - self._told[bits])
         self._told = Counter(view.taken_over)
+        for replica in view.replicas:
+            more = view.changed_groups.get(replica.engine, 0) - self._changes_told[replica.engine]
+            self._changes.labels(model, str(replica.engine)).inc(more)
+        self._changes_told = Counter(view.changed_groups)
 
 
 class DeviceSeries:
