@@ -146,14 +146,15 @@ def test_the_fingerprint_follows_what_decides_the_bits_and_nothing_else():
         "model": "other",
     }.items():
         assert system_fingerprint(change_ready(READY, **{name: value})) != before, name
-    for name, value in {
+    indifferent: dict[str, Any] = {
         "pid": 7,
         "load_s": 9.0,
         "max_depth": 1,
         "drafters": ["suffix"],
         "slots": 1,
         "device": "GPU.1",
-    }.items():
+    }
+    for name, value in indifferent.items():
         assert system_fingerprint(change_ready(READY, **{name: value})) == before, name
     assert system_fingerprint(None) is None
 

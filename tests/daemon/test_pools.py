@@ -31,7 +31,7 @@ class Told(NamedTuple):
 
 def read_stream(daemon: Daemon, number: int) -> Told:
     text, fingerprints, marks = "", list[str](), list[dict[str, Any]]()
-    options = {"stream_options": {"include_usage": True}}
+    options: Any = {"stream_options": {"include_usage": True}}
     for chunk in daemon.client.completions.create(**ask(number), **options, stream=True):
         text += "".join(choice.text for choice in chunk.choices)
         if chunk.system_fingerprint not in fingerprints[-1:]:
@@ -83,7 +83,7 @@ def test_streams_of_a_lost_group_go_on_in_another_and_every_change_is_marked(tmp
 def test_a_request_may_ask_for_one_groups_bits(tmp_path: Path, expected) -> None:
     with running(configuration(tmp_path, replicas=UNLIKE)) as daemon:
         until_all_serve(daemon)
-        prints = set()
+        prints: set[str] = set()
         while len(prints) < 2:
             with ThreadPoolExecutor(6) as pool:
                 prints |= {told.fingerprints[0] for told in pool.map(lambda n: read_stream(daemon, n), range(6))}
@@ -108,7 +108,7 @@ def test_where_all_are_to_be_alike_unlike_items_are_refused_before_anything_load
 
 def test_a_stream_that_was_kept_goes_on_in_its_own_group_after_the_daemons_death(tmp_path: Path, expected) -> None:
     config = configuration(tmp_path, script="base_ms=15", replicas=UNLIKE)
-    key = {"extra_headers": {"Idempotency-Key": "pools"}}
+    key: Any = {"extra_headers": {"Idempotency-Key": "pools"}}
     with running(config) as daemon:
         until_all_serve(daemon)
         first = iter(daemon.client.completions.create(**ask(2), **key, stream=True))

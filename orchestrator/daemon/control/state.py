@@ -97,7 +97,7 @@ _MODEL = ("model_digest", "vocabulary_fingerprint")
 _FORMATS = ("adapter", "weights", "activations", "kv_cache")
 _EXACTNESS, _BITS = "exactness", "class_fingerprint"
 _DEVICE = ("device_name", "numerical_class", "shapes")
-_GROUP_DIGITS = 12
+_GROUP_DIGITS = 12  # as of a system_fingerprint: 48 bits tell the groups of any fleet apart
 
 
 def _list_facts(ready: Ready) -> dict[str, str]:
