@@ -398,7 +398,9 @@ class ClusterConfig(Section):
         """Return the ways in which workers run the target, with their places in the file: `model` for all replicas
         that have none of their own, then those that have, then the standbys."""
         own = [(self.find_place("failover", "standby", n), standby) for n, standby in enumerate(self.failover.standby)]
-        replicas = [(self.find_place("model", "replicas", n), one) for n, one in enumerate(self.model.placements)]
+        replicas = [
+            (self.find_place("model", "replicas", n), replica) for n, replica in enumerate(self.model.placements)
+        ]
         plain = [replica for _, replica in replicas if not replica.own_model]
         first = sorted(plain, key=lambda replica: replica.host != THIS_NODE)[:1]
         unlike = [(at, replica) for at, replica in replicas if replica.own_model]

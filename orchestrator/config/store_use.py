@@ -34,7 +34,7 @@ def _list_uses(config: ClusterConfig) -> Iterator[tuple[str, str]]:
     for target in config.targets:
         model = target.model
         adapters = [*(shard.adapter or model.adapter for shard in model.shards)]
-        adapters += [model.of(own).adapter for _, own in target.own_targets]
+        adapters += [model.with_own(own).adapter for _, own in target.own_targets]
         yield from ((model.source, adapter) for adapter in adapters)
         for _, draft in target.all_drafts:
             if isinstance(draft, ModelDraft):

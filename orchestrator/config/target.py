@@ -212,7 +212,7 @@ class Target(StaticShapesSection):
         ways = [placement.own_model for placement in self.placements]
         return any(way != ways[0] for way in ways)
 
-    def of(self, own: OwnTarget) -> Target:
+    def with_own(self, own: OwnTarget) -> Target:
         """Return the target as one worker of it runs. One on another runtime or device is a whole target."""
         whole = {"shards": [], "tensor_parallel": 1, "device_layers": "all"} if own.is_elsewhere else {}
         return self.model_copy(update=own.own_model | whole)

@@ -88,13 +88,13 @@ def test_a_request_may_ask_for_one_groups_bits(tmp_path: Path, expected) -> None
             with ThreadPoolExecutor(6) as pool:
                 prints |= {told.fingerprints[0] for told in pool.map(lambda n: read_stream(daemon, n), range(6))}
         for wanted in prints:
-            asked = ask(1)
-            asked["extra_body"] = {**asked["extra_body"], "system_fingerprint": wanted}
-            answer = daemon.client.completions.create(**asked)
+            body = ask(1)
+            body["extra_body"] = {**body["extra_body"], "system_fingerprint": wanted}
+            answer = daemon.client.completions.create(**body)
             assert (answer.system_fingerprint, answer.choices[0].text) == (wanted, expected[1])
-        asked["extra_body"]["system_fingerprint"] = "fp_000000000000"
+        body["extra_body"]["system_fingerprint"] = "fp_000000000000"
         with pytest.raises(APIStatusError) as refused:
-            daemon.client.completions.create(**asked)
+            daemon.client.completions.create(**body)
         assert (refused.value.status_code, refused.value.code) == (409, "system_fingerprint_gone")
         assert all(name in str(refused.value) for name in prints)
 

@@ -59,7 +59,7 @@ def list_memory_notes(config: ClusterConfig, path: Path, lines: Lines) -> list[s
 def _list_caches(config: ClusterConfig) -> Iterator[tuple[Place, Target | ModelDraft, int]]:
     for target in config.targets:
         for at, own in target.own_targets:
-            its, place = target.model.of(own), target.find_place("limits", "kv_cache")
+            its, place = target.model.with_own(own), target.find_place("limits", "kv_cache")
             if not its.shards and its.tensor_parallel == 1:  # several devices share one
                 cache = int(own.kv_cache or target.limits.kv_cache)
                 yield (*at, "kv_cache") if own.kv_cache else place, its, cache

@@ -167,7 +167,7 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
         static = read_static_shapes(model)
         here = not elsewhere or any(placement.host == THIS_NODE for placement in model.placements)
         for at, own in target.own_targets:
-            its = model.of(own)
+            its = model.with_own(own)
             for device in _list_rank_devices(its):
                 own_formats, own_here = _read_formats(its, its.exactness), not elsewhere or own.host == THIS_NODE
                 yield _Load(at, its.source, its.adapter, device, own_formats, static, own_here)
