@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -71,8 +70,3 @@ def read_shipped_requests() -> list[RecordedRequest]:
     """Return what ships: drafts from the text along the default model's outputs, to prompts of 13 categories."""
     packed = resources.files("outrider_lab.simulation").joinpath("shipped/suffix.json.gz").read_bytes()
     return msgspec.json.decode(gzip.decompress(packed), type=list[RecordedRequest])
-
-
-def pack_requests(requests: Sequence[RecordedRequest]) -> bytes:
-    """Return requests as they ship: the same bytes for the same requests."""
-    return gzip.compress(msgspec.json.encode(list(requests)), mtime=0)
