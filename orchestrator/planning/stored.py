@@ -182,6 +182,7 @@ def _option(measured: MeasuredModel, role: Role, model: PlannedModel) -> Option:
         load_s=measured.load_s,
         row_invariant=measured.row_invariant,
         min_rows=1,  # a measured cost pads by itself
+        bits=measured.class_fingerprint if measured.exactness == Exactness.BIT else "",
     )
 
 

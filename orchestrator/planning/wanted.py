@@ -62,7 +62,7 @@ class PlanRequest:
     is on one, as workers without a cluster run it; `shard_runtimes` alone run shards.
     `no_drafts`: why the target can have none, "" where it can.
     `price_per_hour`: of this machine with its devices, 0 where not known. `taken`: what the daemon's other targets
-    take. There are to be `least_replicas`, and at most `replicas`."""
+    take. There are to be `least_replicas`, and at most `replicas`, `alike`: of one group of equal bits."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -79,6 +79,7 @@ class PlanRequest:
     one_host: bool = False
     shard_runtimes: tuple[str, ...] = SHARDING_ADAPTERS
     no_drafts: str = ""
+    alike: bool = False
 
 
 def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> PlanRequest:
@@ -143,6 +144,7 @@ def build_request_from_config(
         config.devices.price_per_hour,
         model.bounds.min if model.bounds is not None else 1,
         no_drafts=config.no_drafts,
+        alike=model.alike,
     )
 
 
@@ -196,6 +198,7 @@ def build_plan_goal(request: PlanRequest, drafters: Sequence[DrafterFacts]) -> P
             shard_runtimes=request.shard_runtimes,
             max_replicas=request.replicas,
             min_replicas=request.least_replicas,
+            alike=request.alike,
             standby=placement.standby,
             keep_free=placement.keep_free,
         ),

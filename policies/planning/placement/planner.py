@@ -15,7 +15,16 @@ from policies.planning.placement.reasons import alternatives, device_reasons, no
 from policies.planning.placement.search import SearchResult, SearchSpace, search
 from policies.planning.placement.several import Fleet, choose_replica
 from policies.planning.placement.standby import standby
-from policies.planning.plan import Host, Inventory, Objective, Plan, PlanGoal, ReplicaPlacement
+from policies.planning.plan import (
+    Host,
+    Inventory,
+    Objective,
+    Plan,
+    PlanGoal,
+    RejectedCandidate,
+    ReplicaPlacement,
+    Role,
+)
 
 # Every number of replicas up to this one. ADR 0055; above, they double.
 _EVERY_COUNT = 8
@@ -27,6 +36,8 @@ def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
     Raises NoPlan, with the reasons and the way out, where nothing satisfies what was asked for.
     """
     left, links = usable(cluster, wanted), links_of(cluster)
+    if wanted.constraints.alike and wanted.constraints.max_replicas > 1:
+        left = _keep_best_group(left, links, wanted)
     looked = search(SearchSpace(left, links, wanted, wanted.workload.concurrency))
     chosen, reasons = _replicas(left, links, wanted, looked)
     if not chosen:
@@ -43,8 +54,46 @@ def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
         *alternatives(chosen, alike, links, wanted),
         *device_reasons(chosen, alike, left, wanted),
     )
-    explained = (*reasons, *why_none)
-    return Plan(wanted.workload.target.name, replicas, instead, rejected, explained, wanted.objective, wanted.currency)
+    plan = Plan(wanted.workload.target.name, replicas, instead, rejected, (), wanted.objective, wanted.currency)
+    return replace(plan, reasons=(*reasons, *_describe_groups(plan), *why_none))
+
+
+def _describe_groups(plan: Plan) -> list[str]:
+    """Return a line where replicas have unlike bits: who goes on for whom."""
+    groups = plan.groups
+    if len(groups) < 2:
+        return []
+    named = [f"{' and '.join(map(str, numbers))} ({name})" for name, numbers in groups.items()]
+    text = f"replicas of {len(groups)} groups of equal bits: {'; '.join(named)}"
+    return [f"{text}; a stream goes on in another group only as failover.other_bits says"]
+
+
+def _keep_best_group(left: Usable, links: Links, wanted: PlanGoal) -> Usable:
+    """Return what is left for replicas of one group of equal bits, the one with most merit together."""
+    best: tuple[tuple[float, float], Usable] | None = None
+    for group in sorted({option.group for options in left.targets.values() for option in options}):
+        targets = {
+            profile: kept
+            for profile, options in left.targets.items()
+            if (kept := tuple(option for option in options if option.group == group))
+        }
+        only = replace(left, targets=targets)
+        looked = search(SearchSpace(only, links, wanted, wanted.workload.concurrency))
+        chosen, _ = _replicas(only, links, wanted, looked)
+        merit = _sum_merit(chosen, wanted, left.hosts) if chosen else None
+        if merit is not None and (best is None or is_better(merit, best[0])):
+            best = merit, only
+    if best is None:
+        return left
+    kept = {id(option) for options in best[1].targets.values() for option in options}
+    why = "its bits would differ from the other replicas', and model.alike is true"
+    out = [
+        RejectedCandidate(f"{profile} {option.label}", why, Role.TARGET.value)
+        for profile, options in left.targets.items()
+        for option in options
+        if id(option) not in kept
+    ]
+    return replace(best[1], rejected=(*left.rejected, *out))
 
 
 def share_expenses(

@@ -62,4 +62,5 @@ def shard(
         stage_ms=stage_ms,
         cores=cores,
         source=option.source,
+        group=option.group,
     )

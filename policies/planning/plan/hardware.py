@@ -72,7 +72,7 @@ class Option:
     `fixed_bytes` for process and runtime, `workspace_bytes` for the largest forward, `kv_bytes_per_token` over all
     layers. `min_rows`: rows that a sequence is charged for at least under exactness `bit`. `row_invariant`: whether a
     row's logits keep their bits whatever shares its batch. `prepared`: whether a worker loads it as it is; else it
-    converts the model first.
+    converts the model first. `bits`: the fingerprint of its numerical class, "" where that is not known.
     """
 
     profile: str
@@ -94,6 +94,12 @@ class Option:
     min_rows: int = 1
     source: Source = "measured"
     prepared: bool = True
+    bits: str = ""
+
+    @property
+    def group(self) -> str:
+        """The name of its group of equal bits: what decides them where they were not measured."""
+        return self.bits or f"{self.runtime} {self.weights} on {self.profile}"
 
     @property
     def label(self) -> str:

@@ -31,7 +31,8 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Shard:
     """A contiguous range of a model's layers on one device: `first_layer` up to, not including, `end_layer`. A model
-    that is not cut has one shard. `cores`: the numbers of the host's cores that are its own, empty: any."""
+    that is not cut has one shard. `cores`: the numbers of the host's cores that are its own, empty: any. `group`: of
+    equal bits, as of its Option."""
 
     device: str
     host: str
@@ -45,6 +46,7 @@ class Shard:
     stage_ms: float
     cores: tuple[int, ...] = ()
     source: Source = "measured"
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,15 @@ class Plan:
     def goodput_tokens_per_s(self) -> float:
         """Predicted output tokens per second of all replicas."""
         return sum(replica.prediction.goodput_tokens_per_s for replica in self.replicas)
+
+    @property
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        """The numbers of the replicas of each group of equal bits, by its name."""
+        groups: dict[str, tuple[int, ...]] = {}
+        for number, replica in enumerate(self.replicas):
+            name = ", ".join(shard.group for shard in replica.shards)
+            groups[name] = (*groups.get(name, ()), number)
+        return groups
 
     @property
     def cost_per_million_tokens(self) -> float:

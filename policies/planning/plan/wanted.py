@@ -98,8 +98,8 @@ class Constraints:
     into layer shards only where no device can hold it. `shards`: so many exactly, 0 leaves it to the plan, at most
     `max_shards`. `one_host`: the shards of a target are on one. `shard_runtimes`: these alone run shards (empty: all).
     `max_replicas`: how many targets may be placed; all on the same terms. `min_replicas`: how many are, where there is
-    room, though fewer would be as good. `standby`: name a standby for the target. `keep_free`: the share of memory that
-    stays free.
+    room, though fewer would be as good. `alike`: all are of one group of equal bits. `standby`: name a standby for the
+    target. `keep_free`: the share of memory that stays free.
     """
 
     pin_target: tuple[str, ...] = ()
@@ -116,6 +116,7 @@ class Constraints:
     shard_runtimes: tuple[str, ...] = ()
     max_replicas: int = 1
     min_replicas: int = 1
+    alike: bool = False
     standby: bool = True
     # As KEPT_FREE of policies.models.device_layers.
     keep_free: float = 0.05
