@@ -85,13 +85,13 @@ def _keep_best_group(left: Usable, links: Links, wanted: PlanGoal) -> Usable:
             best = merit, only
     if best is None:
         return left
-    kept = {id(option) for options in best[1].targets.values() for option in options}
+    stays = {id(option) for options in best[1].targets.values() for option in options}
     why = "its bits would differ from the other replicas', and model.alike is true"
     out = [
         RejectedCandidate(f"{profile} {option.label}", why, Role.TARGET.value)
         for profile, options in left.targets.items()
         for option in options
-        if id(option) not in kept
+        if id(option) not in stays
     ]
     return replace(best[1], rejected=(*left.rejected, *out))
 
