@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from adapters.device_memory import read_host_memory
-from adapters.nvml import with_nvml
+from adapters.nvml import list_visible, with_nvml
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,10 @@ def read_processor_temperature() -> float | None:
 
 
 def _nvidia() -> list[DeviceFacts]:
-    return with_nvml(lambda nvml: [_nvidia_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]) or []
+    return with_nvml(lambda nvml: [_nvidia_device(nvml, *numbered) for numbered in enumerate(list_visible(nvml))]) or []
 
 
-def _nvidia_device(nvml: Any, index: int) -> DeviceFacts:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-
+def _nvidia_device(nvml: Any, index: int, handle: Any) -> DeviceFacts:
     def ask(name: str, *arguments: Any) -> Any:
         try:
             return getattr(nvml, name)(handle, *arguments)

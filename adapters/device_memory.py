@@ -10,8 +10,8 @@ import psutil
 
 from adapters.control_groups import PROC, list_memory_bounds
 from adapters.hardware import name_device_kind
-from adapters.nvml import query_nvidia, with_nvml
-from device_profiles.device_names import split_device
+from adapters.nvml import list_visible, query_nvidia, with_nvml
+from device_profiles.device_names import CPU_KIND, CUDA_KIND, find_index, is_processor, split_device
 from device_profiles.profile import DeviceProfile
 
 _OPENVINO_TOTALS = ("GPU_DEVICE_TOTAL_MEM_SIZE", "NPU_DEVICE_TOTAL_MEM_SIZE")
@@ -35,10 +35,10 @@ class HostMemory(NamedTuple):
 def read_device_memory(device: DeviceProfile) -> DeviceMemory:
     """Return what a device has and what is free of it. Where nobody tells, all of it counts as free. A device that
     works in the host's memory has at most what is free there."""
-    if name_device_kind(device) == "cpu":
+    if name_device_kind(device) == CPU_KIND:
         return DeviceMemory(*read_host_memory()[:2])
-    if name_device_kind(device) == "cuda":
-        memory = read_nvidia_memory(int(split_device(device.name)[1] or 0))
+    if name_device_kind(device) == CUDA_KIND:
+        memory = read_nvidia_memory(find_index(device.name) or 0)
         if memory is not None:
             return memory
     total = device.memory_bytes
@@ -59,8 +59,7 @@ def list_nvidia_memory() -> list[DeviceMemory]:
     """Return the memory of every NVIDIA device; none where nobody can be asked."""
 
     def ask(nvml: Any) -> list[DeviceMemory]:
-        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-        memories = [nvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        memories = [nvml.nvmlDeviceGetMemoryInfo(handle) for handle in list_visible(nvml)]
         return [DeviceMemory(int(memory.total), int(memory.free)) for memory in memories]
 
     return with_nvml(ask) or []
@@ -79,13 +78,13 @@ def read_host_memory(proc: Path = PROC) -> HostMemory:
 
 def read_openvino_memory(core: Any, name: str) -> tuple[int, bool]:
     """Return the memory of one of OpenVINO's devices (0: its plugin does not tell), and whether it is the host's."""
-    if name == "CPU":
+    if is_processor(name):
         return read_host_memory().total_bytes, True
     total = 0
     for key in _OPENVINO_TOTALS:
         with suppress(RuntimeError):  # a plugin that has no such property
             total = total or int(core.get_property(name, key))
-    shared = name.startswith("NPU")
+    shared = split_device(name)[0] == "npu"
     with suppress(RuntimeError):
         shared = shared or "integrated" in str(core.get_property(name, "DEVICE_TYPE")).lower()
     return total, shared

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapters.nvml import list_visible
+
 POWERCAP = Path("/sys/class/powercap")
 _UJ_PER_J = 1e6  # units of the two sources
 _MJ_PER_J = 1e3  # as above
@@ -76,8 +78,8 @@ def _nvml(index: int) -> EnergyMeter:
     nvml: Any = pynvml
     try:
         nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        handle = list_visible(nvml)[index]
         nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except nvml.NVMLError as error:
+    except (nvml.NVMLError, IndexError) as error:
         return _none(f"NVML tells no energy of device {index}: {error}")
     return EnergyMeter("NVML", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / _MJ_PER_J)

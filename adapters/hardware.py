@@ -18,7 +18,7 @@ from adapters.contract import AdapterUnavailable
 from adapters.distributions import distribution_version
 from adapters.names import OWN_ADAPTERS
 from adapters.nvml import query_nvidia
-from device_profiles.device_names import split_device
+from device_profiles.device_names import CPU_KIND, CUDA_KIND, find_index, split_device
 from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import MIB
@@ -54,10 +54,10 @@ def runtime_version(adapter: str) -> str:
 
 def hardware(profile: DeviceProfile) -> Hardware:
     kind = name_device_kind(profile)
-    if kind == "cpu":
+    if kind == CPU_KIND:
         return processor()
-    if kind == "cuda":
-        nvidia = _nvidia(int(split_device(profile.name)[1] or 0))
+    if kind == CUDA_KIND:
+        nvidia = _nvidia(find_index(profile.name) or 0)
         return nvidia or Hardware(kind, profile.full_name, profile.memory_bytes)
     return Hardware(kind, profile.full_name, profile.memory_bytes)
 
@@ -73,7 +73,7 @@ def processor() -> Hardware:
     name = facts.get("model name") or platform.processor() or platform.machine()
     family = "/".join(facts[key] for key in ("cpu family", "model", "stepping") if key in facts)
     return Hardware(
-        kind="cpu",
+        kind=CPU_KIND,
         name=f"{name} ({family})" if family else name,  # a hypervisor may hide the name, and leaves these
         memory_bytes=psutil.virtual_memory().total // _WHOLE * _WHOLE,
         numa_nodes=max(1, len(list(_NODES.glob("node[0-9]*")))),
@@ -127,7 +127,7 @@ def _nvidia(index: int) -> Hardware | None:
     def describe(nvml: Any, handle: Any) -> Hardware:
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         return Hardware(
-            kind="cuda",
+            kind=CUDA_KIND,
             name=str(nvml.nvmlDeviceGetName(handle)),
             memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
             driver=str(nvml.nvmlSystemGetDriverVersion()),

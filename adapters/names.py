@@ -2,6 +2,8 @@
 
 import re
 
+from device_profiles.device_names import CUDA_KIND, split_device
+
 SHARDING_ADAPTERS = ("onnx_rt", "openvino_rt", "simulated", "torch_device")
 """Those of ours that load ranges of layers (adapters.contract.ShardingAdapter)."""
 CONVERTING_ADAPTERS = tuple(name for name in SHARDING_ADAPTERS if name != "simulated")
@@ -21,21 +23,26 @@ _KINDS = ("BATCH", "CPU", "CUDA", "DirectML", "GPU", "HETERO", "MULTI", "NPU", "
 """How our runtimes spell their devices, without numbers. OpenVINO's AUTO is told from `auto` by its case alone."""
 _GGML_KINDS = ("CANN", "CPU", "CUDA", "GPUOpenCL", "MTL", "MUSA", "ROCm", "SYCL", "Vulkan", "WebGPU")
 """How ggml spells its devices; a number follows without a colon, as in CUDA0."""
+_SEPARATORS = {LLAMA_CPP: "", "onnx_rt": ":", "openvino_rt": ".", "simulated": ".", "torch_device": ":"}
+"""What stands before a device's number."""
 _BY_ANY_CASE = {kind.casefold(): kind for kind in _KINDS}
 _GGML_BY_ANY_CASE = {kind.casefold(): kind for kind in _GGML_KINDS}
 
 
 def normalise_device(adapter: str, device: str) -> str:
-    """Return a device's name as its runtime spells it: "cuda:0" is "CUDA:0", "directml:1" is "DirectML:1", and of
-    llama.cpp "vulkan0" is "Vulkan0".
+    """Return a device's name as its runtime spells it: "cuda0" is "CUDA:0", "directml:1" is "DirectML:1", and of
+    llama.cpp "vulkan:0" is "Vulkan0". torch counts its devices, so that its "CUDA" is "CUDA:0".
 
     What other distributions' adapters call their devices stays as it is, and so does a kind that is not known.
     """
     if re.fullmatch(ADAPTER_NAME_PATTERN, adapter) and adapter not in (*OWN_ADAPTERS, "auto"):
         return device
-    if adapter == "llama_cpp":
-        kind = device.rstrip("0123456789")
-        return f"{_GGML_BY_ANY_CASE.get(kind.casefold(), kind)}{device[len(kind) :]}"
-    kind = re.split("[:.]", device, maxsplit=1)[0]
-    spelt = _BY_ANY_CASE.get(kind.casefold())
-    return device if spelt is None else f"{spelt}{device[len(kind) :].upper()}"
+    kind, number = split_device(device)
+    spelt = (_GGML_BY_ANY_CASE if adapter == LLAMA_CPP else _BY_ANY_CASE).get(kind)
+    if spelt is None:
+        return device
+    if adapter == "torch_device" and kind == CUDA_KIND:
+        number = number or "0"
+    if number.isdecimal() and adapter in _SEPARATORS:
+        return f"{spelt}{_SEPARATORS[adapter]}{number}"
+    return f"{spelt}{device[len(spelt) :].upper()}"

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psutil
 
-from adapters.nvml import with_nvml
+from adapters.nvml import list_visible, with_nvml
 from device_profiles.device_load import DeviceLoad
 from device_profiles.units import US_PER_S
 
@@ -28,8 +28,7 @@ def read_nvidia_loads(own: Collection[int]) -> dict[str, DeviceLoad]:
     return (
         with_nvml(
             lambda nvml: {
-                f"CUDA:{index}": _read_device(nvml, nvml.nvmlDeviceGetHandleByIndex(index), own)
-                for index in range(nvml.nvmlDeviceGetCount())
+                f"CUDA:{index}": _read_device(nvml, handle, own) for index, handle in enumerate(list_visible(nvml))
             }
         )
         or {}

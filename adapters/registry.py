@@ -8,6 +8,7 @@ import importlib
 from adapters.contract import Adapter, AdapterError, AdapterUnavailable, StaticShapes, Unsupported
 from adapters.distributions import describe_foreign, find_foreign, load_foreign
 from adapters.names import OWN_ADAPTERS
+from device_profiles.device_names import split_device
 from device_profiles.profile import DeviceProfile
 
 _MODULES = {
@@ -19,7 +20,7 @@ _MODULES = {
 }
 
 _STATIC = {"openvino_rt": "adapters.openvino_rt.static_adapter:StaticOpenVinoAdapter"}
-_STATIC_ONLY = {"openvino_rt": ("NPU",)}
+_STATIC_ONLY = {"openvino_rt": ("npu",)}
 """Kinds of devices that take graphs of fixed shape only."""
 
 
@@ -67,7 +68,7 @@ def list_devices(name: str) -> list[DeviceProfile]:
 def get_for(name: str, device: str, static: StaticShapes) -> Adapter:
     """Return the adapter that prepares and loads for a device: one of static shapes where the device takes nothing
     else, or `static` asks for it. Raises AdapterUnavailable for an unknown name, Unsupported where there are none."""
-    needed = device.partition(".")[0].upper() in _STATIC_ONLY.get(name, ())
+    needed = split_device(device)[0] in _STATIC_ONLY.get(name, ())
     if not needed and not static.on:
         return get(name)
     if name not in _STATIC:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final
 
+from device_profiles.device_names import CUDA_KIND, find_index, is_processor, split_device
+
 PROCESSOR: Final = "CPU"
 COUNTS_FROM: Final = 0.15
 """The share of a device's time from which on what other programs take counts. ADR 0057, 0108."""
@@ -80,6 +82,7 @@ def name_device_counters(device: str) -> str:
 
 
 def name_counters(device: str) -> str:
-    if device.startswith(PROCESSOR):
+    if is_processor(device):
         return PROCESSOR
-    return f"{device}:0" if device == "CUDA" else device
+    index = find_index(device)
+    return f"CUDA:{index}" if split_device(device)[0] == CUDA_KIND and index is not None else device

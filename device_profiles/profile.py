@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from device_profiles.device_names import find_device_name
 from device_profiles.memory import LayerCosts, MemoryCosts
 
 
@@ -63,3 +65,9 @@ class DeviceProfile:
     free_bytes: int | None = None
     in_host_memory: bool = False
     has_fast: bool = True
+
+
+def find_listed_device(profiles: Sequence[DeviceProfile], device: str) -> DeviceProfile | None:
+    """Return the one of a runtime's devices that goes by this name, in any spelling; None where none does."""
+    name = find_device_name(device, [profile.name for profile in profiles])
+    return next((profile for profile in profiles if profile.name == name), None)

@@ -43,6 +43,7 @@ from adapters.llama_cpp.model import LlamaModel
 from adapters.llama_cpp.native import CPU, GgmlDevice, NativeLibrary
 from adapters.llama_cpp.recurrent import RecurrentModel
 from adapters.prepared_facts import Facts, model_spec, read_facts, write_facts
+from device_profiles.device_names import is_processor
 from device_profiles.memory import LayerCosts, MemoryCosts
 from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
@@ -121,7 +122,7 @@ class ReadAhead:
     @property
     def held_bytes(self) -> int:
         """How much of this process's memory has what was read and nobody took: on other devices none."""
-        is_here = self._is_wanted and self._weights.device == CPU and bool(self._weights.identity)
+        is_here = self._is_wanted and is_processor(self._weights.device) and bool(self._weights.identity)
         return int(self._fraction * self._weights.identity[0]) if is_here else 0
 
     def take(self, wanted: Weights, progress: Progress) -> int | None:
@@ -227,7 +228,7 @@ class LlamaCppAdapter:
 
     def read_ahead(self, file: Path, device: str) -> None:
         self.drop_ahead()
-        if device != CPU:  # how many layers a GPU is to have is not known yet
+        if not is_processor(device):  # how many layers a GPU is to have is not known yet
             return
         with suppress(OSError, AdapterError):  # whoever loads it says what is wrong
             header = read_model_header(file)

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from adapters.contract import DeviceLost, ForwardResult, NumericalClass, OutOfMemory, Segment
 from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
-from adapters.llama_cpp.native import CPU, NativeLibrary
+from adapters.llama_cpp.native import NativeLibrary
 from adapters.pooled import PooledSlots, cut_segment, take_piece
+from device_profiles.device_names import is_processor
 from device_profiles.units import ceil_div
 
 Kept = TypeVar("Kept")
@@ -113,7 +114,7 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
         self._sequences: dict[int, HeldSequence[Kept]] = {}
         self._least_outputs = numerical_class.output_rows
         self._width = numerical_class.fixed_width
-        self._border = STEP_CELLS if self._width and model.device != CPU else 0
+        self._border = STEP_CELLS if self._width and not is_processor(model.device) else 0
         self._most_rows = self._width or min(MOST_ROWS, numerical_class.most_rows or MOST_ROWS)
         self._logits = np.empty((0, outputs), np.float32)
 

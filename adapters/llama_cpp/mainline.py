@@ -20,7 +20,6 @@ from adapters.contract import AdapterUnavailable, Exactness, NumericalClass
 from adapters.llama_cpp.mainline_state import MainlineFormat, read_format, without_head
 from adapters.llama_cpp.native import (
     BOOL,
-    CPU,
     IN_ANY_ROWS,
     IN_PAIRS,
     INT,
@@ -34,6 +33,7 @@ from adapters.llama_cpp.native import (
     Structures,
     spinning_briefly,
 )
+from device_profiles.device_names import is_processor, is_same_device
 
 _UINT, _FLOAT = ctypes.c_uint32, ctypes.c_float
 _GPU, _GPU_IN_HOST_MEMORY = 1, 2
@@ -271,11 +271,11 @@ class MainlineLibrary(NativeLibrary):
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
         if exactness is not Exactness.BIT:
             return [[IN_ANY_ROWS]]
-        first, widths = ([[IN_PAIRS]], _FIXED_WIDTHS) if device == CPU else ([], _FIXED_WIDTHS_OF_GPUS)
+        first, widths = ([[IN_PAIRS]], _FIXED_WIDTHS) if is_processor(device) else ([], _FIXED_WIDTHS_OF_GPUS)
         return [*first, *([replace(IN_ANY_ROWS, fixed_width=width) for width in tier] for tier in widths)]
 
     def _set_model_options(self, options: Any, device: str, layers: int, *, repack: bool) -> object:
-        handles = [handle for known, handle in self._find_devices() if known.name == device]
+        handles = [handle for known, handle in self._find_devices() if is_same_device(known.name, device)]
         devices = (POINTER * 2)(*handles[:1])  # up to the first that is 0; none is the processor alone
         options.devices = ctypes.cast(devices, POINTER)
         options.n_gpu_layers = layers if handles else 0
@@ -286,7 +286,7 @@ class MainlineLibrary(NativeLibrary):
     def _set_context_options(self, options: Any, rows: int, device: str) -> None:
         options.flash_attn_type, options.kv_unified = _FLASH_ON, False
         options.n_outputs_max = options.n_outputs_max_per_seq = rows
-        options.offload_kqv = options.op_offload = device != CPU
+        options.offload_kqv = options.op_offload = not is_processor(device)
 
     def close_model(self, model: int) -> None:
         self._calls["llama_model_free"](model)

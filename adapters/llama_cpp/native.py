@@ -28,6 +28,7 @@ from adapters.contract import (
 )
 from adapters.hardware import processor
 from adapters.llama_cpp.state import CacheFormat
+from device_profiles.device_names import find_device_name
 
 CPU: Final = "CPU"
 
@@ -136,7 +137,7 @@ class NativeLibrary(ABC):
     def check_device(self, device: str) -> None:
         """Raise Unsupported where the library has no such device."""
         names = [CPU, *(device.name for device in self.list_devices())]
-        if device not in names:
+        if find_device_name(device, names) is None:
             raise Unsupported(f"{self.name} has no device {device!r} here; it has {', '.join(names)}")
 
     @abstractmethod

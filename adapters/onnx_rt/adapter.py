@@ -30,6 +30,7 @@ from adapters.pooled import choose_min_rows
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from adapters.rates import Product, measure_rates
 from adapters.source_meter import SourceMeter, say_bytes
+from device_profiles.device_names import CUDA_KIND, is_processor, split_device
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
 from device_profiles.numerical_class import FIXED_WIDTH
@@ -110,9 +111,9 @@ def _require_package(name: str) -> str:
 
 
 def _read_memory(name: str) -> int:
-    if name == "CPU":
+    if is_processor(name):
         return read_host_memory().total_bytes
-    memory = read_nvidia_memory(0) if name.startswith("CUDA") else None
+    memory = read_nvidia_memory(0) if split_device(name)[0] == CUDA_KIND else None
     return memory.total_bytes if memory is not None else 0
 
 
@@ -130,15 +131,15 @@ class OnnxRuntimeAdapter:
         return DeviceProfile(
             adapter=self.name,
             name=name,
-            kind=name.lower(),
+            kind=split_device(name)[0],
             full_name=f"{name} execution provider of onnxruntime {release}",
             memory_bytes=_read_memory(name),
-            in_host_memory=name == "CPU",
+            in_host_memory=is_processor(name),
             precisions=(Precision.FP32,),
             weights=(Precision.FP32, Precision.INT8, Precision.INT4),
             kv_cache=(Precision.FP32,),
             exact_kv_cache=(Precision.FP32,),
-            memory_costs=_CPU_MEMORY if name == "CPU" else None,
+            memory_costs=_CPU_MEMORY if is_processor(name) else None,
         )
 
     def rates(self, device: str, threads: int) -> DeviceRates:
@@ -233,7 +234,7 @@ class OnnxRuntimeAdapter:
         # Threads that spin for long take the core from the one they wait for, as soon as anything else runs here.
         settings.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
         settings.add_session_config_entry("session.force_spinning_stop", "1")
-        if choice.device != "CPU":  # a node that the provider cannot run is an error, not a detour over the CPU
+        if not is_processor(choice.device):  # what a provider cannot run is an error, not a detour over the CPU
             settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         layers, count = kept
         graph: str | bytes = str(path)

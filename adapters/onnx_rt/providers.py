@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from adapters.contract import Unsupported
+from device_profiles.device_names import split_device
 
 SUFFIX = "ExecutionProvider"
 FATAL = 4
@@ -68,8 +69,10 @@ def choose_provider(device: str, available: Sequence[str]) -> ProviderChoice:
     Raises Unsupported, naming what is there and how to install it, where the provider is missing; with the reason
     where our graph cannot run on it.
     """
-    name, _, which = device.partition(":")
-    provider = next((known for known in _KNOWN if known.device == name), Provider(name, ""))
+    kind, which = split_device(device)
+    unknown = Provider(device.partition(":")[0], "")
+    provider = next((known for known in _KNOWN if known.device.casefold() == kind), unknown)
+    name = provider.device
     if provider.name not in available or provider.name in _NO_DEVICES:
         raise Unsupported(
             f"this ONNX Runtime has no execution provider for {name!r}; it has {', '.join(device_names(available))}."

@@ -27,12 +27,13 @@ from adapters.conversion_process import run_conversion
 from adapters.device_memory import read_openvino_memory
 from adapters.hardware import processor
 from adapters.hf_directory import title
-from adapters.openvino_rt.classes import CPU, HINTS, KV_HINTS, effective_class, list_numerical_classes
+from adapters.openvino_rt.classes import HINTS, KV_HINTS, effective_class, list_numerical_classes
 from adapters.openvino_rt.convert import MODEL_FILE
 from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
 from adapters.openvino_rt.model import PagedModel
 from adapters.prepared_facts import model_spec, read_facts
 from adapters.rates import Product, measure_rates
+from device_profiles.device_names import find_device_name, is_processor, split_device
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DeviceProfile, WeightsFormat
@@ -95,7 +96,7 @@ def _core() -> Any:
 def core_with(device: str) -> Any:
     """Return OpenVINO's core. Raises AdapterUnavailable, and Unsupported where it sees no such device."""
     core = _core()
-    if device not in core.available_devices:
+    if find_device_name(device, core.available_devices) is None:
         raise Unsupported(f"OpenVINO sees no device {device!r} here; there is {', '.join(core.available_devices)}")
     return core
 
@@ -123,15 +124,15 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
     return DeviceProfile(
         adapter=OpenVinoAdapter.name,
         name=name,
-        kind=name.split(".")[0].lower(),
+        kind=split_device(name)[0],
         full_name=str(core.get_property(name, "FULL_DEVICE_NAME")),
         memory_bytes=memory,
         in_host_memory=in_host_memory,
         precisions=tuple(precision for word, precision in words.items() if word in capabilities),
-        weights=_NPU_WEIGHTS if name.startswith("NPU") else _WEIGHTS,
+        weights=_NPU_WEIGHTS if split_device(name)[0] == "npu" else _WEIGHTS,
         kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),
         exact_kv_cache=(Precision.BF16, Precision.FP16),
-        memory_costs=_find_cpu_memory() if name == "CPU" else None,
+        memory_costs=_find_cpu_memory() if is_processor(name) else None,
     )
 
 
@@ -212,7 +213,7 @@ class OpenVinoAdapter:
             "KV_CACHE_PRECISION": KV_HINTS[chosen.kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
         }
-        if options.device == CPU:
+        if is_processor(options.device):
             settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = chosen.quantization_group
         if options.threads:
             settings["INFERENCE_NUM_THREADS"] = options.threads

@@ -15,10 +15,10 @@ from typing import Any
 
 from adapters.contract import Exactness, LoadOptions, NumericalClass, Precision, Unsupported
 from adapters.hardware import cores
+from device_profiles.device_names import is_processor
 from device_profiles.numerical_class import FIXED_WIDTH
 from device_profiles.profile import DeviceProfile
 
-CPU = "CPU"
 HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.FP32: "f32"}
 KV_HINTS = {Precision.BF16: "bf16", Precision.FP16: "f16", Precision.INT8: "u8"}
 _GROUP = 32
@@ -49,7 +49,7 @@ def _together(classes: Sequence[NumericalClass]) -> list[NumericalClass]:
 
 
 def _activations(profile: DeviceProfile, options: LoadOptions) -> list[Precision]:
-    order = _CPU_ORDER if profile.name == CPU else _OTHER_ORDER
+    order = _CPU_ORDER if is_processor(profile.name) else _OTHER_ORDER
     known = [precision for precision in order if precision in profile.precisions or precision is Precision.FP32]
     if options.activations is None:
         return known
@@ -65,7 +65,7 @@ def _class(profile: DeviceProfile, activations: Precision, options: LoadOptions)
     kv_cache = options.kv_cache or (Precision.BF16 if activations is Precision.BF16 else Precision.FP16)
     if kv_cache not in KV_HINTS:
         raise Unsupported(f"a KV cache in {kv_cache}: OpenVINO's has bf16, fp16 or int8")
-    grouped = activations is not Precision.FP16 and profile.name == CPU
+    grouped = activations is not Precision.FP16 and is_processor(profile.name)
     return NumericalClass(activations, kv_cache, quantization_group=_GROUP * grouped, apart=True)
 
 

@@ -17,11 +17,11 @@ from adapters.openvino_rt.static_graphs import Compiler, plan_shapes
 from adapters.openvino_rt.static_model import StaticModel
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from adapters.source_meter import SourceMeter, say_bytes
+from device_profiles.device_names import is_processor
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import FAST, DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
 
-_CPU = "CPU"
 _FORMAT = 2
 _ACTIVATIONS = {True: (Precision.BF16, Precision.FP32), False: (Precision.FP16, Precision.FP32)}
 """Number formats, the fastest first, on CPU and elsewhere; the KV cache has the activations'."""
@@ -46,7 +46,7 @@ class StaticOpenVinoAdapter:
     name = "openvino_rt"
 
     def __init__(self, device: str) -> None:
-        self._eight_bits = device != _CPU
+        self._eight_bits = not is_processor(device)
 
     def devices(self) -> list[DeviceProfile]:
         """List OpenVINO's devices. Raises AdapterUnavailable."""
@@ -120,14 +120,14 @@ class StaticOpenVinoAdapter:
 
 def _static(device: DeviceProfile) -> DeviceProfile:
     """Return a device as it is with static shapes."""
-    held = tuple(precision for precision in _ACTIVATIONS[device.name == _CPU] if precision in device.precisions)
-    costs = _CPU_MEMORY if device.name == _CPU else None
+    held = tuple(precision for precision in _ACTIVATIONS[is_processor(device.name)] if precision in device.precisions)
+    costs = _CPU_MEMORY if is_processor(device.name) else None
     return replace(device, weights=(Precision.INT8,), kv_cache=held, exact_kv_cache=held, memory_costs=costs)
 
 
 def list_static_classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
     """See adapters.contract.Adapter.classes: the KV cache has the activations' format. Raises Unsupported."""
-    wanted, order = options.activations, _ACTIVATIONS[profile.name == _CPU]
+    wanted, order = options.activations, _ACTIVATIONS[is_processor(profile.name)]
     usable = [precision for precision in order if precision in profile.precisions] or list(order[:1])
     if wanted is not None and wanted not in profile.precisions:
         known = ", ".join(precision.value for precision in profile.precisions)

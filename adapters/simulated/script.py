@@ -23,6 +23,7 @@ from adapters.contract import (
     OutOfMemory,
     Overheated,
 )
+from device_profiles.device_names import is_same_device
 
 FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "ecc", "thermal", "capacity", "nan")
 
@@ -102,7 +103,7 @@ class Script:
         return dataclasses.replace(self, **times)
 
     def on(self, device: str) -> Script:
-        if device == "SIM":
+        if is_same_device(device, "SIM"):
             return self
         spin = 0 if self.spin == _FIRST_SPINS else self.spin
         return dataclasses.replace(self, base_ms=self.base_ms + self.other_ms, drift_ms=0.0, spin=spin)

@@ -25,9 +25,10 @@ from adapters.prepared_facts import facts_of, model_spec, read_facts, write_fact
 from adapters.source_meter import SourceMeter, say_bytes
 from adapters.torch_device.failures import quieten
 from adapters.torch_device.rank_link import RankPlace
+from device_profiles.device_names import list_rank_devices
 from device_profiles.measured import DeviceRates
 from device_profiles.numerical_class import FIXED_WIDTH
-from device_profiles.profile import FAST, DeviceProfile, WeightsFormat
+from device_profiles.profile import FAST, DeviceProfile, WeightsFormat, find_listed_device
 
 if TYPE_CHECKING:
     from adapters.torch_device.model import TorchModel
@@ -115,10 +116,12 @@ class TorchAdapter:
         return _classes(self._profile(options.device), options)
 
     def _profile(self, device: str) -> DeviceProfile:
-        profiles = {device.name: device for device in self.devices()}
-        if device not in profiles:
-            raise Unsupported(f"torch sees no device {device!r} here; there is {', '.join(profiles)}")
-        return profiles[device]
+        devices = self.devices()
+        profile = find_listed_device(devices, device)
+        if profile is None:
+            there = ", ".join(known.name for known in devices)
+            raise Unsupported(f"torch sees no device {device!r} here; there is {there}")
+        return profile
 
     def rates(self, device: str, threads: int) -> DeviceRates:
         """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
@@ -190,8 +193,7 @@ class TorchAdapter:
             threads = options.threads or (cores() if count > 1 else 0)
             shares = [threads // count + (rank < threads % count) for rank in range(count)]
             return [RankPlace(profile.name, max(1, share) if threads else 0) for share in shares]
-        first = int(profile.name.partition(":")[2])
-        names = [f"CUDA:{first + rank}" for rank in range(count)]
+        names = list_rank_devices(profile.name, count)
         present = {device.name for device in self.devices()}
         if missing := [name for name in names if name not in present]:
             raise Unsupported(

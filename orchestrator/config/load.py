@@ -18,6 +18,7 @@ from adapters.model_checks import explain_no_drafts
 from adapters.model_source import check_source
 from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import SIMULATED_PREFIX
+from device_profiles.device_names import split_device
 from orchestrator.config.access_checks import check_access
 from orchestrator.config.adapter_names import INSTALLED
 from orchestrator.config.cluster_checks import check_cluster, check_cluster_hosts, check_names
@@ -194,7 +195,7 @@ def _check_source(
         return None
     elsewhere = bool(config.cluster.on_ray and config.cluster.address) and not source.startswith(HUB_PREFIX)
     chosen = "" if elsewhere and adapter == AUTO else adapter
-    static, draft = model.static_shapes == "on" or model.device.startswith("NPU"), isinstance(model, ModelDraft)
+    static, draft = model.static_shapes == "on" or split_device(model.device)[0] == "npu", isinstance(model, ModelDraft)
     try:
         return check_source(source, file.base, chosen, static=static, draft=draft)
     except ModelRefused as error:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from adapters.names import normalise_device
 from device_profiles.profile import Exactness
 from orchestrator.config.adapter_names import AUTO as AUTO
 from orchestrator.config.adapter_names import AdapterName, DeviceName, RuntimeName, ShardingName
@@ -215,7 +216,8 @@ class Target(StaticShapesSection):
     def with_own(self, own: OwnTarget) -> Target:
         """Return the target as one worker of it runs. One on another runtime or device is a whole target."""
         whole = {"shards": [], "tensor_parallel": 1, "device_layers": "all"} if own.is_elsewhere else {}
-        return self.model_copy(update=own.own_model | whole)
+        model = self.model_copy(update=own.own_model | whole)
+        return model.model_copy(update={"device": normalise_device(model.adapter, model.device)})
 
     def place(self, placements: list[OwnTarget]) -> Replicas:
         """Return `replicas` as they are where as many run as these, in these places."""

@@ -8,6 +8,7 @@ from adapters.contract import ModelRefused, cut_layers
 from adapters.decoder.spec import DecoderSizes, DecoderSpec, describe_too_many
 from adapters.names import LLAMA_CPP, OWN_ADAPTERS, SHARDING_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
+from device_profiles.device_names import is_processor
 from orchestrator.config.adapter_names import describe_whole, list_sharding
 from orchestrator.config.draft_store import check_stores
 from orchestrator.config.drafts import DraftWorkersSection, ModelDraft, SuffixDraft
@@ -189,7 +190,7 @@ def _refuse_places(config: ClusterConfig, bounds: ReplicaBounds) -> str:
         return ""
     if config.planned or config.cluster.address:
         return ""
-    if not config.model.device.startswith("CPU"):
+    if not is_processor(config.model.device):
         return f"is missing: {_ROOM} device, {config.model.device}; name a place for each, as in [{{}}, {{}}]"
     if not config.devices.threads:
         way_out = "set devices.threads, or name a place for each, as in [{cores: [0, 1]}, {cores: [2, 3]}]"
@@ -282,7 +283,7 @@ def _check_device_layers(config: ClusterConfig, file: SourceFile) -> None:
     """Refuse a number of layers for a device that holds all of them or nothing."""
     models: list[tuple[Place, Target | ModelDraft]] = [(config.find_place("model"), config.model)]
     for at, model in (*models, *_list_models(config)):
-        fits = model.adapter not in OWN_ADAPTERS or (model.adapter == LLAMA_CPP and model.device != "CPU")
+        fits = model.adapter not in OWN_ADAPTERS or (model.adapter == LLAMA_CPP and not is_processor(model.device))
         if model.device_layers != "all" and (not fits or _find_auto(model)):
             why = f"{model.adapter} on {model.device} has all layers there"
             way_out = f"Set adapter: {LLAMA_CPP} and a GPU as the device, or leave the key out."

@@ -18,6 +18,7 @@ from adapters.gguf_splits import read_model_header
 from adapters.model_source import ModelSource, resolve
 from adapters.names import GGUF_ADAPTERS
 from adapters.vocabulary import SIMULATED_PREFIX
+from device_profiles.profile import find_listed_device
 from device_profiles.units import ceil_div
 from orchestrator.fitting.room import refuse_for_room
 from orchestrator.protocol.load_options import ModelOptions
@@ -66,7 +67,7 @@ def plan_device_layers(
 ) -> LayerPlan | None:
     """Return the plan for so many sequences; None where the device holds all layers or nothing. `failed`: a plan that
     found no memory. Raises OutOfMemory and ModelRefused where the host's memory does not hold the rest."""
-    device = next((known for known in adapter.devices() if known.name == options.device), None)
+    device = find_listed_device(adapter.devices(), options.device)
     if device is None or device.layer_costs is None:
         if options.device_layers is not None:
             raise Unsupported(f"{adapter.name} {options.device} has all layers there; leave device_layers out")

@@ -13,7 +13,7 @@ from adapters.model_source import ModelSource, check_model
 from adapters.model_store import ModelStore
 from adapters.quality import read_quality
 from adapters.variant import Variant
-from device_profiles.profile import FAST, DeviceProfile
+from device_profiles.profile import FAST, DeviceProfile, find_listed_device
 from orchestrator.fitting.room import refuse_for_room
 from orchestrator.protocol.load_options import ModelOptions
 from policies.models.quantization import (
@@ -45,7 +45,7 @@ def choose_model_precision(
 
     Raises ModelRefused when a requested format cannot be met or nothing ever fits, and OutOfMemory when nothing fits
     now."""
-    device = next((known for known in adapter.devices() if known.name == options.device), None)
+    device = find_listed_device(adapter.devices(), options.device)
     if device is None:
         return None
     wanted = PrecisionRequest(

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from adapters.contract import StaticShapes
+from adapters.names import normalise_device
+from device_profiles.device_names import list_rank_devices
 from device_profiles.profile import Exactness
 from orchestrator.config.drafts import Draft, IndexDraft, ModelDraft, SuffixDraft, draft_names
 from orchestrator.config.load import store_directory
@@ -51,21 +53,20 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     ModelRefused or DownloadFailed when that is not possible.
     """
     target, depth = config.model, depth_of(config.speculation)
-    split_cuda = target.tensor_parallel > 1 and target.device == "CUDA"  # all devices of that name, from rank 0's on
     return EngineOptions(
         model=_model_options(
             target,
             config,
             base,
             name=target.name,
-            device="CUDA:0" if split_cuda else target.device,
+            device=target.device,
             exactness=target.exactness.value,
             threads=config.devices.threads or len(config.devices.cores),
             kv_cache_bytes=int(config.limits.kv_cache),
             shards=[
                 ShardOptions(
                     shard.adapter or target.adapter,
-                    shard.device or target.device,
+                    normalise_device(shard.adapter or target.adapter, shard.device or target.device),
                     shard.layers,
                     shard.threads or len(shard.cores),
                     own=shard.in_own_process,
@@ -157,6 +158,8 @@ def _choose_own(options: EngineOptions, own: OwnTarget) -> EngineOptions:
         changes["kv_cache_bytes"] = int(own.kv_cache)
     if own.max_batch_rows is not None:
         changes["max_batch_rows"] = own.max_batch_rows
+    adapter, device = changes.get("adapter", options.model.adapter), changes.get("device", options.model.device)
+    changes["device"] = normalise_device(adapter, device)
     if own.is_elsewhere:
         changes |= {"shards": [], "tensor_parallel": 1, "device_layers": None}
     return msgspec.structs.replace(options.with_model(**changes), max_running=own.max_running or options.max_running)
@@ -185,6 +188,7 @@ def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, place
         node=placement.host,
         cores=list(cores),
         device=options.model.device,
+        further_devices=_list_further_devices(placed),
         reserved_cpus=_count_reserved_cpus(config, threads),
         parts=_shard_specs(name, placed.model, config),
         endpoints_at=["model", "shard_endpoints"],
@@ -212,6 +216,16 @@ def _shard_specs(target: str, model: ModelOptions, config: ClusterConfig) -> lis
         )
         for number, shard, threads in own
     ]
+
+
+def _list_further_devices(options: EngineOptions) -> list[str]:
+    """Return the devices that a target's worker computes on beside its first one."""
+    model = options.model
+    devices = list_rank_devices(model.device, model.tensor_parallel)
+    devices += [shard.device for shard in model.shards if not shard.own]
+    inside = (draft for draft in options.all_drafters if isinstance(draft, ModelDraftOptions) and draft.remote is None)
+    devices += [draft.model.device for draft in inside]
+    return [device for device in dict.fromkeys(devices) if device != model.device]
 
 
 def _is_across_hosts(config: ClusterConfig) -> bool:

@@ -63,3 +63,12 @@ class HostActor:
     def end(self) -> None:
         """End this process at once. Such a call needs no head, as `ray.kill` does."""
         os._exit(1)
+
+
+def read_own_gpus() -> list[int]:
+    """Return the GPUs that this task has, as Ray numbers those that its node shows: a node that was started with
+    CUDA_VISIBLE_DEVICES counts from 0, too, and so do runtimes there."""
+    from ray._private.worker import global_worker
+
+    assigned = global_worker.core_worker.resource_ids()
+    return sorted({index for kind, ids in assigned.items() if kind.startswith("GPU") for index, _ in ids})

@@ -88,7 +88,7 @@ class Driver:
         self._processes: dict[int, tuple[int, float]] = {}
         self._ended: set[int] = set()
         self._unreserved: dict[int, str] = {}
-        self._places_kept = Places(ray, ray.util.get_node_ip_address())
+        self._places_kept = Places(ray, ray.util.get_node_ip_address(), self._count_gpus)
         self._changing = threading.Lock()
         self._head = ray._private.worker.global_worker.gcs_client
         self.head_answers = True
@@ -158,6 +158,11 @@ class Driver:
         """Not by `ray.nodes`: that waits for the head, and ends this process where another cluster's answers."""
         nodes = self._head.get_all_node_info(timeout=_ANSWER_TIMEOUT_S).values()
         return [node for node in nodes if node.state == node.ALIVE]
+
+    def _count_gpus(self, ip: str) -> int:
+        """Return how many GPUs Ray counts on a host. Raises RayError where the head does not tell."""
+        totals = (node.resources_total for node in self._alive() if node.node_manager_address == ip)
+        return int(sum(total.get("GPU", 0.0) for total in totals))
 
     def _require_host(self, ip: str) -> None:
         """Raise ClusterAway where a host is not in the cluster, or cannot be reached: Ray would wait for it."""

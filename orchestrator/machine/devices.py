@@ -10,27 +10,30 @@ from adapters import registry
 from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.device_memory import read_device_memory
 from adapters.hardware import cores, hardware, name_device_kind, runtime_version
+from device_profiles.device_names import CPU_KIND, split_device
 from device_profiles.measured import Hardware, fingerprint
-from device_profiles.profile import DeviceProfile
+from device_profiles.profile import DeviceProfile, find_listed_device
 
 
 def effective_device(adapter: str, device: str) -> str:
     """Return what a runtime calls a device: whatever the simulated one is given, it has SIM, and those named so."""
-    return "SIM" if adapter == "simulated" and not device.startswith("SIM") else device
+    return "SIM" if adapter == "simulated" and split_device(device)[0] != "sim" else device
 
 
 def device_name(adapter: str, device: str) -> str:
-    names = {known.name: known.full_name for known in registry.list_devices(adapter)}
-    return names.get(device, device)
+    """Return a device's full name, as its runtime tells it."""
+    profile = find_listed_device(registry.list_devices(adapter), device)
+    return profile.full_name if profile is not None else device
 
 
 def find_device(adapter: str, device: str) -> DeviceProfile:
     """Return a runtime's device by its name. Raises AdapterUnavailable, Unsupported."""
-    wanted = effective_device(adapter, device)
-    devices = {known.name: known for known in registry.list_devices(adapter)}
-    if wanted not in devices:
-        raise Unsupported(f"{adapter} sees no device {device!r} here; there is {', '.join(devices)}")
-    return devices[wanted]
+    devices = registry.list_devices(adapter)
+    profile = find_listed_device(devices, effective_device(adapter, device))
+    if profile is None:
+        there = ", ".join(known.name for known in devices)
+        raise Unsupported(f"{adapter} sees no device {device!r} here; there is {there}")
+    return profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +83,4 @@ def join_marks(marks: Sequence[str]) -> str:
 
 def threads_on(device: DeviceProfile, threads: int) -> int:
     """Return how many threads a runtime takes: all physical cores where none are named, 0 off the processor."""
-    return (threads or cores()) if name_device_kind(device) == "cpu" else 0
+    return (threads or cores()) if name_device_kind(device) == CPU_KIND else 0

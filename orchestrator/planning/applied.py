@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from device_profiles.device_names import is_processor, is_same_device
 from orchestrator.config.drafts import Draft, ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO, Replicas, TargetShard
@@ -164,8 +165,8 @@ def _place_draft(draft: Draft, node: str) -> Draft:
 
 
 def _fits(adapter: str, device: str, option: Option, name: str) -> bool:
-    simulated = option.runtime == "simulated" and device == "CPU"  # the default, which simulated devices do not have
-    return adapter in (AUTO, option.runtime) and (device in (AUTO, name) or simulated)
+    simulated = option.runtime == "simulated" and is_processor(device)  # the default, which such devices do not have
+    return adapter in (AUTO, option.runtime) and (device == AUTO or is_same_device(device, name) or simulated)
 
 
 def _draft(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from device_profiles.device_load import DeviceLoad, find_device_load
+from device_profiles.device_names import name_compute_place
 from orchestrator.planning.estimates import DeviceSource
 from policies.planning.plan import Device, Inventory, Option, Role, Shard
 from policies.serving.device_load import describe_heat
@@ -37,12 +38,16 @@ def apply_health(
     """Return the cluster with the health of its devices: a share of 1 and a reason, by host or by "HOST/DEVICE" with
     the device's name in any of its runtimes."""
     runtimes = {option.runtime for option in cluster.options}
+    judged: dict[str, tuple[float, str]] = {}
+    for name, known in health.items():
+        place = name_compute_place(name)
+        judged[place] = min(known, judged.get(place, known))
 
     def judge(device: Device) -> Device:
-        names = {device.id, device.host} | {
-            f"{device.host}/{behind[device.profile].device_for(runtime)}" for runtime in runtimes
+        places = {device.host, name_compute_place(device.id)} | {
+            name_compute_place(f"{device.host}/{behind[device.profile].device_for(runtime)}") for runtime in runtimes
         }
-        worst = min((health[name] for name in names & health.keys()), default=(1.0, ""))
+        worst = min((judged[place] for place in places & judged.keys()), default=(1.0, ""))
         return replace(device, health=worst[0], health_why=worst[1])
 
     return replace(cluster, devices=tuple(judge(device) for device in cluster.devices))

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from device_profiles.device_names import name_compute_unit
 from device_profiles.link import LinkProfile
 from device_profiles.measured import Hardware
 from device_profiles.profile import Exactness
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.sketched import build_device
 from orchestrator.planning.stored import MeasuredHardware
-from policies.planning.overlap import name_compute_unit
 from policies.planning.plan import DefaultLinks, Device, Host, Inventory, Option
 
 T = TypeVar("T")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from device_profiles.device_names import is_same_device
 from device_profiles.units import human_bytes
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import store_directory
@@ -58,7 +59,7 @@ def beside_the_plan(config: ClusterConfig, base: Path) -> tuple[ReservedDraft, .
 
 def sum_reserved_bytes(hardware: MeasuredHardware, beside: Sequence[ReservedDraft], replicas: int) -> int:
     """Return the bytes of a device that are not the plan's."""
-    mine = [draft for draft in beside if hardware.device_for(draft.adapter) == draft.device]
+    mine = [draft for draft in beside if is_same_device(hardware.device_for(draft.adapter), draft.device)]
     return replicas * sum(draft.memory_bytes(hardware.kind) for draft in mine)
 
 
@@ -79,7 +80,9 @@ class TakenPlace:
         """Return what it takes of a device's memory; None where it is elsewhere."""
         if self.fixed is None:
             return self.memory_bytes if device.id == self.device else None
-        is_here = self.host in ("", device.host) and source.device_for(self.fixed.adapter) == self.fixed.device
+        is_here = self.host in ("", device.host) and is_same_device(
+            source.device_for(self.fixed.adapter), self.fixed.device
+        )
         return self.fixed.memory_bytes(device.kind) if is_here else None
 
 

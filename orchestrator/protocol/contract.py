@@ -61,8 +61,11 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """The CPU cores that it may run on, by their numbers on that host; none: all."""
     device: str = ""
     """That it computes on, as its runtime names it; "": none is known."""
+    further_devices: list[str] = []
+    """Those of its other ranks and layers, and of drafts inside it."""
     reserved_cpus: float = 0.0
-    """CPUs of its host, and its device if Ray counts such, that no other tenant of a Ray cluster gets while it runs."""
+    """CPUs of its host that no other tenant of a Ray cluster gets while it runs. Nor does one get its devices, if Ray
+    counts such."""
     parts: list[WorkerSpec] = []
     """Workers that are started before it, and end with it."""
     endpoints_at: list[str] = []

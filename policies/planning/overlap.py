@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from device_profiles.device_names import split_device
-
-PROCESSOR = "cpu"
+from device_profiles.device_names import CPU_KIND, name_compute_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,6 @@ def shares_compute(place: ComputePlace, other: ComputePlace) -> bool:
     unit = name_compute_unit(place.device)
     if place.host != other.host or unit != name_compute_unit(other.device):
         return False
-    if unit != PROCESSOR:
+    if unit != CPU_KIND:
         return True
     return not place.cores or not other.cores or bool(place.cores & other.cores)
-
-
-def name_compute_unit(device: str) -> str:
-    """Return one name for a device that runtimes call by several: the first of a kind needs no number, and the
-    separator is theirs ("CUDA", "cuda:0", "CUDA0"; "GPU", "GPU.0"). A processor is one, whatever its number."""
-    kind, number = split_device(device)
-    return PROCESSOR if kind == PROCESSOR else f"{kind}:{number.casefold().replace('.', ':') or 0}"

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from adapters.device_facts import device_facts
+from adapters.device_memory import list_nvidia_memory, read_nvidia_memory
 from adapters.nvidia_load import read_nvidia_loads
 from tests.adapters.test_device_facts import Nvml, NvmlError
 
@@ -75,3 +77,43 @@ def test_an_old_device_and_an_old_library_tell_what_they_know(monkeypatch: pytes
 def test_a_machine_without_driver_has_no_such_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(driver=False))
     assert read_nvidia_loads({OURS}) == {}
+
+
+class Several(Nvml):
+    """Three devices of unlike size, as NVML numbers them."""
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{'abc'[handle]}0000000"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(total=handle + 1, used=0, free=handle + 1)
+
+
+@pytest.mark.parametrize(
+    ("shown", "sizes"),
+    [
+        (None, [1, 2, 3]),
+        ("2,0", [3, 1]),
+        (" 1", [2]),
+        ("GPU-c,GPU-a0", [3, 1]),
+        ("1,7,0", [2]),
+        ("-1", []),
+        ("", []),
+    ],
+)
+def test_devices_are_numbered_as_cuda_shows_them_to_this_process(
+    monkeypatch: pytest.MonkeyPatch, shown: str | None, sizes: list[int]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Several())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert [memory.total_bytes for memory in list_nvidia_memory()] == sizes
+    loads = read_nvidia_loads({OURS})
+    assert [loads[f"CUDA:{index}"].memory_total_bytes for index in range(len(loads))] == sizes
+    assert [facts.memory_total_bytes for facts in device_facts()[1:]] == sizes
+    single = [read_nvidia_memory(index) for index in range(4)]
+    assert [memory.total_bytes if memory else None for memory in single] == [*sizes, *[None] * (4 - len(sizes))]

@@ -105,6 +105,7 @@ def test_a_device_names_its_execution_provider(device, provider, options):
 @pytest.mark.parametrize(
     ("device", "message"),
     [
+        ("cuda", "pip install onnxruntime-gpu"),
         ("CUDA", r"provider for 'CUDA'; it has CPU\. What brings it: pip install onnxruntime-gpu"),
         ("CUDA:1", "pip install onnxruntime-gpu"),
         ("QNN", "pip install onnxruntime-qnn"),
@@ -112,7 +113,7 @@ def test_a_device_names_its_execution_provider(device, provider, options):
         ("DirectML", "pip install onnxruntime-directml"),
         ("OpenVINO", "pip install onnxruntime-openvino"),
         ("Azure", "it has CPU"),
-        ("cuda", "Known are CPU, CUDA, DirectML, OpenVINO, QNN, VitisAI"),
+        ("MIGraphX", "Known are CPU, CUDA, DirectML, OpenVINO, QNN, VitisAI"),
         ("CPU:1", "CPU has one device"),
     ],
 )

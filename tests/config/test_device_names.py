@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from adapters.names import normalise_device
 from adapters.onnx_rt.providers import device_names
 from tests.support.config import parse_config
 
+ROOT = Path(__file__).parents[2]
 OURS = {
     "openvino_rt": ("CPU", "GPU", "GPU.0", "GPU.1", "NPU", "HETERO:GPU,CPU", "MULTI:GPU.0,GPU.1", "BATCH:GPU"),
-    "torch_device": ("CPU", "CUDA", "CUDA:0", "CUDA:12"),
+    "torch_device": ("CPU", "CUDA:0", "CUDA:12"),
     "onnx_rt": ("CPU", "CUDA", "CUDA:1", "DirectML", "DirectML:0", "OpenVINO:GPU", "QNN", "VitisAI"),
     "llama_cpp": ("CPU",),
     "simulated": ("SIM", "SIM.1"),
@@ -46,6 +48,36 @@ def test_what_ggml_calls_its_devices_stays_and_kinds_that_are_known_are_taken_in
     ("adapter", "device"), [("vulkan", "cuda:0"), ("openvino_rt", "auto"), ("openvino_rt", "AUTO"), ("onnx_rt", "x:y")]
 )
 def test_the_plans_auto_and_what_others_call_their_devices_stay_as_they_are(adapter: str, device: str) -> None:
+    assert normalise_device(adapter, device) == device
+
+
+@pytest.mark.parametrize(
+    ("adapter", "written", "spelt"),
+    [
+        ("torch_device", "cuda", "CUDA:0"),
+        ("torch_device", "cuda1", "CUDA:1"),
+        ("llama_cpp", "cuda:1", "CUDA1"),
+        ("llama_cpp", "WebGPU", "WebGPU"),
+        ("openvino_rt", "gpu:1", "GPU.1"),
+        ("openvino_rt", "gpu", "GPU"),
+        ("onnx_rt", "cuda1", "CUDA:1"),
+        ("simulated", "sim1", "SIM.1"),
+    ],
+)
+def test_another_separator_is_the_runtimes_own(adapter: str, written: str, spelt: str) -> None:
+    assert normalise_device(adapter, written) == spelt
+
+
+PAGES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+EXAMPLES = [
+    (adapter, device)
+    for page in PAGES
+    for adapter, device in re.findall(r"`?adapter: (\w+)`?, `?device: \"?([\w:.]+)", page.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize(("adapter", "device"), sorted(set(EXAMPLES)))
+def test_pages_spell_devices_as_their_runtimes_do(adapter: str, device: str) -> None:
     assert normalise_device(adapter, device) == device
 
 

@@ -64,7 +64,7 @@ def test_a_hot_standby_goes_on_with_the_streams_of_a_killed_target_and_gives_bac
 def test_where_all_is_kept_from_work_requests_probes_and_status_give_one_reason(tmp_path: Path) -> None:
     with running(configuration(tmp_path)) as daemon:
         client = daemon.client.with_options(max_retries=0)
-        query_daemon(daemon.admin, "/admin/hold", {"kind": "device", "name": "here/CPU", "state": "cordoned"})
+        query_daemon(daemon.admin, "/admin/hold", {"kind": "device", "name": "here/cpu:0", "state": "cordoned"})
         with pytest.raises(InternalServerError) as refused:
             client.completions.create(**ask(0))
         why = daemon.status()["detail"]

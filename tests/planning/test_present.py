@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
+from device_profiles.device_names import is_same_device
 from device_profiles.link import LinkProfile
 from device_profiles.measured import Hardware
+from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.config.target import THIS_NODE
 from orchestrator.planning.applied import apply_plan
-from orchestrator.planning.here import PresentHost, PresentLinks
+from orchestrator.planning.here import PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.proposal import PlanProposal, propose_hosts
+from orchestrator.planning.stored import MeasuredHardware
 from orchestrator.planning.wanted import PlanError, build_request_from_config
 from tests.support.config import parse_config
 from tests.support.profiles import GIB, store_simulated_profiles
@@ -81,6 +86,50 @@ def test_devices_of_a_host_are_named_in_any_case_and_what_is_stated_of_them_hold
     (device,) = proposal.cluster.devices
     assert device.price_per_hour == 3.0
     assert 0 < device.memory_bytes <= GIB // 2
+
+
+SPELT = [
+    {"openvino_rt": "CPU", "torch_device": "CPU", "onnx_rt": "CPU", "llama_cpp": "CPU"},
+    {"openvino_rt": "GPU", "llama_cpp": "SYCL0"},
+    {"torch_device": "CUDA:0", "onnx_rt": "CUDA", "llama_cpp": "CUDA0"},
+    {"torch_device": "CUDA:1", "llama_cpp": "CUDA1"},
+]
+"""What the devices of a host are called by the runtimes that were measured there."""
+
+
+def list_documented_devices() -> list[str]:
+    """Return the devices of hosts that are there, as docs/configuration.md names them in examples and in its table."""
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    blocks = map(yaml.safe_load, re.findall(r"(?ms)^```yaml\n(.*?)^```", text))
+    hosts = [host for block in blocks for host in (block or {}).get("hosts", []) if "address" in host]
+    (meaning, example), *_ = re.findall(
+        r"(?m)^\| `hosts\[\]\.devices\[\]\.device` \|.*?\((.*?)\).*\| `(\w+)` \|$", text
+    )
+    (listed,) = re.findall(r"(?m)^\| `hosts\[\]\.devices` \|.*\| `(.*)` \|$", text)
+    entries = [entry for host in hosts for entry in host.get("devices", [])] + yaml.safe_load(listed)
+    return sorted({*(entry["device"] for entry in entries), *re.findall("`(.*?)`", meaning), example})
+
+
+@pytest.mark.parametrize("device", [*list_documented_devices(), "cpu", "gpu", "cuda0", "Cuda:1", "SYCL:0"])
+def test_the_device_that_a_page_names_of_a_host_is_the_one_that_is_used(tmp_path: Path, device: str) -> None:
+    measured = []
+    for number, names in enumerate(SPELT):
+        hardware = Hardware("gpu" if number else "cpu", f"device {number}", GIB)
+        for adapter, name in names.items():
+            stored = store_simulated_profiles(
+                tmp_path, {name: 1.0}, adapter=adapter, hardware=hardware, version=adapter
+            )
+        seen = tuple(known for known in stored.devices() if known.hardware == hardware)
+        measured.append(MeasuredHardware(hardware, seen, ()))
+    everything = frozenset(hardware.hardware for hardware in measured)
+    config = parse_config("model: {source: 'simulated:toy', name: toy}\n", Path("c.yaml"))
+    target = build_request_from_config(config, Path()).target
+    host = PresentHost("h", everything, devices=(device,), stated_bytes={device: 7}, device_prices={device: 3.0})
+    inventory, behind = cluster_present([host], measured, target, (), Exactness.BIT, links=PresentLinks())
+    (used,) = inventory.devices
+    spelt = {known.device for known in behind[used.profile].devices}
+    assert any(is_same_device(name, device) for name in spelt)
+    assert (used.memory_bytes, used.price_per_hour) == (7, 3.0)
 
 
 def test_equal_hosts_share_a_profile_and_links_are_those_between_nodes(store: ProfileStore):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.planning.overlap import ComputePlace, name_compute_unit, shares_compute
+from device_profiles.device_names import name_compute_unit
+from policies.planning.overlap import ComputePlace, shares_compute
 
 CORES = st.frozensets(st.integers(0, 7))
 PLACES = st.builds(

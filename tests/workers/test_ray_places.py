@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
 import msgspec
 import pytest
 
-from orchestrator.launch.ray_places import Places
+from orchestrator.errors import WorkerError
+from orchestrator.launch.ray_places import list_gpus
 from orchestrator.launch.ray_runtime import RayCluster
 from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.events import Failed
 from tests.support import engines
+from tests.support.gpu_tenant import GpuTenant, start_gpu_tenant
 
 MOST_CPUS = 64  # of a Ray of our own
 
@@ -17,26 +27,23 @@ def spec_at(device: str, cpus: float) -> WorkerSpec:
     return msgspec.structs.replace(engines.spec(), name=device, node="here", device=device, reserved_cpus=cpus)
 
 
-class RecordingRay:
-    """Stands for Ray where the groups that are asked for count, and hands out none."""
-
-    class exceptions:  # as Ray's module is called
-        RayError = RuntimeError
-
-    def __init__(self) -> None:
-        self.bundles: list[dict[str, float]] = []
-        self.util = self
-
-    def placement_group(self, bundles: list[dict[str, float]], **_: object) -> None:
-        self.bundles += bundles
-        raise self.exceptions.RayError("there is none")
-
-
-@pytest.mark.parametrize(("device", "gpus"), [("CUDA:0", 1.0), ("CUDA", 1.0), ("CPU", None), ("GPU", None)])
-def test_a_worker_on_cuda_asks_for_one_of_rays_gpus(device: str, gpus: float | None) -> None:
-    ray = RecordingRay()
-    Places(ray, "10.0.0.1").take(1, spec_at(device, 2))
-    assert [one.get("GPU") for one in ray.bundles] == [gpus]
+@pytest.mark.parametrize(
+    ("devices", "indexes"),
+    [
+        (["CUDA:0"], [0]),
+        (["CUDA"], [0]),
+        (["cuda:3"], [3]),
+        (["CUDA1"], [1]),
+        (["ROCm2"], [2]),
+        (["CUDA:1", "CUDA:2", "CPU"], [1, 2]),
+        (["CPU", "CUDA:1"], [1]),
+        (["CPU"], []),
+        (["GPU"], []),
+    ],
+)
+def test_a_worker_asks_for_each_gpu_that_ray_counts(devices: list[str], indexes: list[int]) -> None:
+    spec = msgspec.structs.replace(spec_at(devices[0], 2), further_devices=devices[1:])
+    assert list_gpus(spec) == indexes
 
 
 @pytest.mark.ray
@@ -55,3 +62,55 @@ async def test_a_place_is_shared_by_its_workers_and_kept_from_others() -> None:
         assert (await cluster.start(spec_at("two", 8))).unreserved == ""
     finally:
         await cluster.close()
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one of both ends of a Ray that is joined."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+@asynccontextmanager
+async def joined(tenant: GpuTenant) -> AsyncIterator[RayCluster]:
+    cluster = RayCluster(tenant.address)
+    await cluster.open()
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("token")
+async def test_workers_keep_their_gpus_from_a_tenant_that_waits_for_one() -> None:
+    with start_gpu_tenant({"CUDA_VISIBLE_DEVICES": "5,7"}) as tenant:
+        async with joined(tenant) as cluster:
+            second = await cluster.start(spec_at("CUDA:1", 1))
+            first = await cluster.start(spec_at("cuda0", 1))
+            same = await cluster.start(spec_at("CUDA", 1))
+            assert [worker.unreserved for worker in (first, second, same)] == ["", "", ""]
+            tenant.ask()
+            assert not await asyncio.to_thread(tenant.has_told, 2.0)
+            await same.stop(1.0)
+            await second.stop(1.0)
+            assert await asyncio.to_thread(tenant.read) == "7", "the second one is free again, and the first is not"
+            assert "GPU 1" in (await cluster.start(spec_at("CUDA:1", 1))).unreserved
+            assert "5,7" in await read_shown(cluster), "or it would not find CUDA:1"
+            await first.stop(1.0)
+            tenant.ask()
+            assert await asyncio.to_thread(tenant.read) == "5"
+
+
+async def read_shown(cluster: RayCluster) -> str:
+    """Return what a worker finds in CUDA_VISIBLE_DEVICES."""
+    spec = msgspec.structs.replace(spec_at("CUDA:0", 1), entry=f"{__name__}:{tell_shown.__name__}", options={})
+    worker = await cluster.start(spec)
+    failure = await anext(event async for event in worker.events() if isinstance(event, Failed))
+    await worker.stop(1.0)
+    return failure.message
+
+
+def tell_shown(options: dict[str, Any]) -> NoReturn:
+    """The entry of a worker."""
+    raise WorkerError(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))

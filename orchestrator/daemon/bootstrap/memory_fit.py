@@ -12,7 +12,7 @@ from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import resolve
 from adapters.names import LLAMA_CPP, OWN_ADAPTERS
 from adapters.vocabulary import SIMULATED_PREFIX
-from device_profiles.device_names import split_device
+from device_profiles.device_names import CUDA_KIND, find_index, is_processor, split_device
 from device_profiles.profile import Precision
 from device_profiles.units import human_bytes
 from orchestrator.config.drafts import ModelDraft
@@ -72,18 +72,19 @@ def _find_room(model: Target | ModelDraft) -> _Room | None:
     """Return the most memory that a model can have here; None where nobody here can tell."""
     if model.source.startswith(SIMULATED_PREFIX) or model.adapter not in (AUTO, *OWN_ADAPTERS):
         return None
-    kind, number = split_device(model.device)
+    index = find_index(model.device)
     host = read_host_memory()
     limit = f" that {host.limit_file} allows" if host.limit_file else " of this machine's memory"
     own = _Room(host.total_bytes, f"{human_bytes(host.total_bytes)}{limit}")
-    if kind == "cpu":
+    if is_processor(model.device):
         return own
     if model.adapter == LLAMA_CPP:
         return None  # the host's memory may have a part of it
     if AUTO in (model.adapter, model.device):
         sizes = [memory.total_bytes for memory in list_nvidia_memory()]
         return max([own, *(_Room(size, f"{human_bytes(size)} of the largest device") for size in sizes)])
-    device = read_nvidia_memory(int(number or 0)) if kind == "cuda" and (number or "0").isdecimal() else None
+    is_cuda = split_device(model.device)[0] == CUDA_KIND
+    device = read_nvidia_memory(index) if is_cuda and index is not None else None
     return None if device is None else _Room(device.total_bytes, f"{human_bytes(device.total_bytes)} of {model.device}")
 
 

@@ -14,6 +14,7 @@ import msgspec
 from adapters.hardware import list_core_groups
 from adapters.names import IN_PLACE_ADAPTERS
 from device_profiles.device_load import DeviceLoad
+from device_profiles.device_names import is_processor
 from device_profiles.store import ProfileStore
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
@@ -134,7 +135,7 @@ def _find_estimable(work: Work, store: ProfileStore) -> EstimableDevice:
 
 
 def _count_free(here: LocalDevices, ours_bytes: int) -> dict[str, int]:
-    return {name: free + (ours_bytes if name == "CPU" else 0) for name, free in here.free_bytes.items()}
+    return {name: free + (ours_bytes if is_processor(name) else 0) for name, free in here.free_bytes.items()}
 
 
 def add_device_layers(config: ClusterConfig, base: Path, proposal: PlanProposal) -> PlanProposal:

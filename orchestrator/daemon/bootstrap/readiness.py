@@ -16,7 +16,9 @@ from adapters.device_check import check_device
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_checks import check_library
 from adapters.model_source import resolve
-from adapters.names import LLAMA_CPP
+from adapters.names import LLAMA_CPP, normalise_device
+from device_profiles.device_names import list_rank_devices
+from device_profiles.profile import find_listed_device
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import admin_socket_path, state_directory, store_directory
 from orchestrator.config.model import ClusterConfig
@@ -168,11 +170,13 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
         here = not elsewhere or any(placement.host == THIS_NODE for placement in model.placements)
         for at, own in target.own_targets:
             its = model.with_own(own)
-            for device in _list_rank_devices(its):
+            for device in dict.fromkeys(list_rank_devices(its.device, its.tensor_parallel)):
                 own_formats, own_here = _read_formats(its, its.exactness), not elsewhere or own.host == THIS_NODE
                 yield _Load(at, its.source, its.adapter, device, own_formats, static, own_here)
         for index, shard in enumerate(model.shards):
-            model_fields = (model.source, shard.adapter or model.adapter, shard.device or model.device, formats)
+            adapter = shard.adapter or model.adapter
+            device = normalise_device(adapter, shard.device or model.device)
+            model_fields = (model.source, adapter, device, formats)
             yield _Load(
                 (*place, "shards", index),
                 *model_fields,
@@ -200,8 +204,7 @@ def _list_load_problems(load: _Load, base: Path) -> Iterator[tuple[Place, str]]:
         yield (*load.place, key), str(error)
         return
     if (load.formats.activations, load.formats.kv_cache) != (AUTO, AUTO):  # else nobody loads a runtime to ask
-        name = effective_device(load.adapter, load.device)
-        device = next((device for device in adapter.devices() if device.name == name), None)
+        device = find_listed_device(adapter.devices(), effective_device(load.adapter, load.device))
         for named, why in list_unmet(device, load.formats) if device is not None else ():
             yield (*load.place, named), why
 
@@ -209,15 +212,6 @@ def _list_load_problems(load: _Load, base: Path) -> Iterator[tuple[Place, str]]:
 def _read_formats(model: Target | ModelDraft, exactness: Exactness) -> PrecisionRequest:
     weights, activations, kv_cache = (getattr(model, key) for key in _FORMATS)
     return PrecisionRequest(weights, activations, kv_cache, exactness=exactness)
-
-
-def _list_rank_devices(model: Target) -> list[str]:
-    """Return the model's device, and where its layers are split over several of one name the others behind it."""
-    name, _, number = model.device.partition(":")
-    if model.tensor_parallel == 1 or name.upper() == "CPU" or not (number or "0").isdecimal():
-        return [model.device]
-    first = int(number or 0)
-    return [f"{name}:{first + rank}" for rank in range(model.tensor_parallel)]
 
 
 def _refuse(path: Path, lines: Lines, place: Place, text: str) -> str:

@@ -21,8 +21,9 @@ from adapters.model_store import ModelStore
 from adapters.names import CONVERTING_ADAPTERS, LLAMA_CPP, OWN_ADAPTERS, normalise_device
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.acceptance import PairAcceptance, TargetTexts
+from device_profiles.device_names import is_processor, is_same_device
 from device_profiles.measured import MeasuredDevice, MeasuredModel
-from device_profiles.profile import DeviceProfile
+from device_profiles.profile import DeviceProfile, find_listed_device
 from device_profiles.store import ProfileStore
 from device_profiles.units import GIB
 from orchestrator.config.load import store_directory
@@ -213,8 +214,8 @@ def is_requested(work: Work, config: ClusterConfig) -> bool:
     if work.job.role != "target":
         return True
     adapter, device = config.model.adapter, config.model.device
-    simulated = model.adapter == "simulated" and device == "CPU"
-    return adapter in (AUTO, model.adapter) and (device in (AUTO, model.device) or simulated)
+    simulated = model.adapter == "simulated" and is_processor(device)
+    return adapter in (AUTO, model.adapter) and (device == AUTO or is_same_device(device, model.device) or simulated)
 
 
 def remote_work(
@@ -287,18 +288,18 @@ def _places(draft: ModelDraftOptions, wanted: Sequence[str]) -> list[DeviceProfi
             places = registry.list_devices(adapter)
         except AdapterUnavailable:
             return []
-        name = effective_device(adapter, device)
-        return [place for place in places if place.name == name and _is_wanted(place, wanted)][:1]
+        place = find_listed_device(places, effective_device(adapter, device))
+        return [place] if place is not None and _is_wanted(place, wanted) else []
     return [
         place
         for place in _on_devices(draft.model, wanted)
-        if adapter in (AUTO, place.adapter) and device in (AUTO, place.name)
+        if adapter in (AUTO, place.adapter) and (device == AUTO or is_same_device(device, place.name))
     ]
 
 
 def _is_wanted(device: DeviceProfile, wanted: Sequence[str]) -> bool:
-    mine = ((device.adapter, ""), (device.adapter, device.name))
-    return not wanted or any(_split_name(name) in mine for name in wanted)
+    named = [name for adapter, name in map(_split_name, wanted) if adapter == device.adapter]
+    return not wanted or any(not name or is_same_device(name, device.name) for name in named)
 
 
 def _split_name(wanted: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from adapters.contract import NO_REWIND, LoadedModel, StagedModel
 from adapters.grammar import GrammarCompiler
 from adapters.tokenizer import load_tokenizer
 from device_profiles.cost import StepCost
+from device_profiles.device_names import CPU_KIND, is_processor, name_compute_unit
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.machine.cores import effective_cores
 from orchestrator.machine.devices import device_name, effective_device
@@ -61,7 +62,6 @@ from policies.speculation.policy import DepthPolicy
 _CONTEXT_TOKENS: Final = 256
 # ADR 0097, as above: a chunk of a short prompt.
 _PROMPT_ROWS: Final = 64
-_PROCESSOR = "CPU"
 Emit = Callable[[Event], None]
 
 # ADR 0029: before serving, where no profile is stored; 0.4 s told a row's cost poorly (docs/benchmarks.md).
@@ -95,7 +95,7 @@ def _name_compute(shard: ShardOptions) -> tuple[str, str, tuple[int, ...]]:
     """Return what a shard computes with: host, device and cores. A device is another one to another runtime, as names
     of devices are the runtime's own; the processor is not."""
     device = effective_device(shard.adapter, shard.device)
-    device = device if device == _PROCESSOR else f"{shard.adapter} {device}"
+    device = CPU_KIND if is_processor(device) else f"{shard.adapter} {name_compute_unit(device)}"
     return (shard.host, device, tuple(shard.cores)) if shard.own else ("", device, ())
 
 

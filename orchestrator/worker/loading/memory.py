@@ -19,6 +19,7 @@ from adapters.contract import (
 )
 from adapters.decoder.spec import DecoderSizes
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
+from device_profiles.profile import find_listed_device
 from orchestrator.fitting.device_layers import KV_VALUE_BYTES
 
 
@@ -39,7 +40,7 @@ def predict_memory(
     `process_bytes`: what that was, where something has been loaded and closed since. `logits_rows`: of a forward, whose
     logits may be wanted. Activations that are not known yet count as 32 bits.
     """
-    device = next((profile for profile in adapter.devices() if profile.name == options.device), None)
+    device = find_listed_device(adapter.devices(), options.device)
     if device is None or device.memory_costs is None:
         return None
     activations = options.numerical_class.activations if options.numerical_class is not None else options.activations

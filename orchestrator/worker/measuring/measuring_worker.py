@@ -21,7 +21,7 @@ from adapters.model_source import check_model, resolve
 from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.device_load import PROCESSOR, DeviceLoad, name_counters
-from device_profiles.device_names import split_device
+from device_profiles.device_names import CUDA_KIND, find_index
 from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
 from device_profiles.profile import DeviceProfile
 from orchestrator.clock import Clock, SystemClock
@@ -145,7 +145,7 @@ class _Bench:
 
 def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Finding]:
     device = find_device(job.model.adapter, job.model.device)
-    index = int(split_device(device.name)[1] or 0) if name_device_kind(device) == "cuda" else 0
+    index = find_index(device.name) or 0 if name_device_kind(device) == CUDA_KIND else 0
     meter = energy_meter(name_device_kind(device), index)
     others = _build_others(job.model, device)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from device_profiles.device_names import name_compute_place
 from device_profiles.profile import Exactness
 from policies.planning.merit import tells_burden
-from policies.planning.overlap import name_compute_unit
 from policies.planning.plan import (
     Constraints,
     Device,
@@ -61,10 +61,10 @@ def _spell_places(constraints: Constraints, cluster: Inventory) -> Constraints:
     """Return the constraints with devices named as the cluster names them: people write them in any case, and the first
     of a kind with its number or without."""
     ids = {device.id for device in cluster.devices}
-    spelt = {_fold(device_id): device_id for device_id in sorted(ids)}
+    spelt = {name_compute_place(device_id): device_id for device_id in sorted(ids)}
 
     def spell(places: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(place if place in ids else spelt.get(_fold(place), place) for place in places)
+        return tuple(place if place in ids else spelt.get(name_compute_place(place), place) for place in places)
 
     return replace(
         constraints,
@@ -72,11 +72,6 @@ def _spell_places(constraints: Constraints, cluster: Inventory) -> Constraints:
         pin_draft=spell(constraints.pin_draft),
         exclude=spell(constraints.exclude),
     )
-
-
-def _fold(place: str) -> str:
-    host, slash, device = place.rpartition("/")
-    return f"{host}/{name_compute_unit(device)}" if slash else place
 
 
 def _check_figures(choice: Sequence[Device], hosts: dict[str, Host], objective: Objective) -> None:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.daemon.api.admin.targets import AdminTarget, AdminTargets, spell_worker
+from orchestrator.daemon.api.admin.targets import AdminTarget, AdminTargets, spell_device, spell_worker
 from orchestrator.daemon.api.audit import note_change
 from orchestrator.errors import RequestError
 from policies.serving.failover.health import Held, PartKind
@@ -49,6 +49,7 @@ def install_health_routes(app: FastAPI, targets: AdminTargets) -> None:
     async def hold(body: Hold, request: Request) -> dict[str, Any]:
         chosen = targets.choose(body.model)
         name = spell_worker(chosen, body.name) if body.kind in (None, "worker") else body.name
+        name = spell_device(chosen, name) if body.kind in (None, "device") else name
         kind = body.kind or find_kind(chosen, name)
         if kind == "worker":
             chosen = _list_having(chosen, name)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from device_profiles.device_names import name_compute_place
 from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.control.operator_desk import OperatorDesk
 from orchestrator.daemon.control.port import Control
@@ -90,3 +91,10 @@ def spell_worker(targets: Sequence[AdminTarget], name: str) -> str:
     parts = [part for target in targets for part in target.control.steering.list_parts()]
     workers = {part.name for part in parts if part.kind == "worker"}
     return other if other in workers and name not in workers else name
+
+
+def spell_device(targets: Sequence[AdminTarget], name: str) -> str:
+    """Return what a device is called here, "HOST/DEVICE", by any of its spellings. Other names stay as they are."""
+    parts = [part for target in targets for part in target.control.steering.list_parts()]
+    devices = {name_compute_place(part.name): part.name for part in parts if part.kind == "device"}
+    return devices.get(name_compute_place(name), name)

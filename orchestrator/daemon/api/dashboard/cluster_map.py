@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from device_profiles.device_load import name_device_counters
+from device_profiles.device_names import name_compute_unit
 from orchestrator.config.target import THIS_NODE
 from orchestrator.daemon.api.admin.routes import describe_device
 from orchestrator.daemon.control.port import DraftView, ReplicaView, StateView
@@ -32,7 +34,8 @@ def build_map(view: StateView, plan: Mapping[str, Any] | None, hosts: Sequence[M
     several shards has one entry for each, with its `layers`. A link goes `from` one worker's id `to` another's, and its
     `kind` is "draft" or "layers"."""
     planned = list((plan or {}).get("plan", {}).get("replicas", []))
-    known = [device.name for device in view.devices]
+    names = [device.name for device in view.devices]
+    known = {_name_unit(name): name for name in reversed(names)}
     workers: list[dict[str, Any]] = []
     links: list[dict[str, Any]] = []
     for replica in view.replicas:
@@ -58,7 +61,7 @@ def build_map(view: StateView, plan: Mapping[str, Any] | None, hosts: Sequence[M
             for target in draft.targets
         ]
     devices = [_describe_load(device) for device in map(describe_device, view.devices)]
-    devices += [{"name": name} for name in sorted({worker["device"] for worker in workers} - set(known)) if name]
+    devices += [{"name": name} for name in sorted({worker["device"] for worker in workers} - set(names)) if name]
     return {"nodes": _list_nodes(devices, hosts), "devices": devices, "workers": workers, "links": links}
 
 
@@ -68,13 +71,13 @@ def _describe_load(device: Mapping[str, Any]) -> dict[str, Any]:
     return {**shown, **shares}
 
 
-def _take_shards(planned: list[Any], replica: ReplicaView, known: Sequence[str]) -> list[dict[str, Any]]:
+def _take_shards(planned: list[Any], replica: ReplicaView, known: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return where a replica's layers are, and take its entry out of the plan's. Without one its worker says so."""
     name = _name_device(replica)
+    units = list(map(_name_unit, name.split("+")))
     for index, entry in enumerate(planned):
-        devices = [shard["device"] for shard in entry["shards"]]
-        mine = "+".join(device.rpartition("/")[2] for device in devices) == name if name else replica.device in devices
-        if mine:
+        places = [shard["device"] for shard in entry["shards"]]
+        if list(map(_name_unit, places)) == units if name else replica.device in map(name_device_counters, places):
             shards = planned.pop(index)["shards"]
             several = len(shards) > 1
             return [
@@ -97,11 +100,16 @@ def _name_device(replica: ReplicaView) -> str:
     return replica.ready.device.name if replica.ready is not None else ""
 
 
-def _find_device(name: str, known: Sequence[str]) -> str:
-    """Return a device's whole name; "" where it is not known yet."""
+def _find_device(name: str, known: Mapping[str, str]) -> str:
+    """Return a device's whole name; "" where it is not known yet. `known`: whole names by unit."""
     if not name:
         return ""
-    return next((device for device in known if device.rpartition("/")[2] == name), f"{THIS_NODE}/{name}")
+    return known.get(_name_unit(name), f"{THIS_NODE}/{name}")
+
+
+def _name_unit(place: str) -> str:
+    """Return one name for a device, with its host or without, whichever runtime spells it."""
+    return name_compute_unit(place.rpartition("/")[2])
 
 
 def _describe_replica(replica: ReplicaView, shard: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +132,7 @@ def _describe_replica(replica: ReplicaView, shard: Mapping[str, Any]) -> dict[st
     }
 
 
-def _describe_draft(draft: DraftView, known: Sequence[str]) -> dict[str, Any]:
+def _describe_draft(draft: DraftView, known: Mapping[str, str]) -> dict[str, Any]:
     device = draft.ready.drafter.device if draft.ready is not None else ""
     return {
         "id": f"draft/{draft.name}/{draft.number}",

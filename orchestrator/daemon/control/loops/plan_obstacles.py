@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
+from device_profiles.device_names import is_same_device
 from orchestrator.config.target import THIS_NODE
 from orchestrator.daemon.control.actions import TellLacking, TellRefused
 from orchestrator.daemon.control.rollout.replica_diff import leave_name
@@ -47,7 +48,8 @@ class PlanObstacles:
         places = {
             (device.id, runtime): event.why
             for device in first.cluster.devices
-            if device.host == host and first.behind[device.profile].device_for(runtime) == event.spec.device
+            if device.host == host
+            and is_same_device(first.behind[device.profile].device_for(runtime), event.spec.device)
         }
         if places.keys() <= known.keys():
             return False
