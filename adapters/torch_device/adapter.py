@@ -119,8 +119,8 @@ class TorchAdapter:
         devices = self.devices()
         profile = find_listed_device(devices, device)
         if profile is None:
-            there = ", ".join(known.name for known in devices)
-            raise Unsupported(f"torch sees no device {device!r} here; there is {there}")
+            names = ", ".join(known.name for known in devices)
+            raise Unsupported(f"torch sees no device {device!r} here; there is {names}")
         return profile
 
     def rates(self, device: str, threads: int) -> DeviceRates:

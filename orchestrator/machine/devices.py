@@ -31,8 +31,8 @@ def find_device(adapter: str, device: str) -> DeviceProfile:
     devices = registry.list_devices(adapter)
     profile = find_listed_device(devices, effective_device(adapter, device))
     if profile is None:
-        there = ", ".join(known.name for known in devices)
-        raise Unsupported(f"{adapter} sees no device {device!r} here; there is {there}")
+        names = ", ".join(known.name for known in devices)
+        raise Unsupported(f"{adapter} sees no device {device!r} here; there is {names}")
     return profile
 
 

@@ -72,7 +72,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def joined(tenant: GpuTenant) -> AsyncIterator[RayCluster]:
+async def join_cluster(tenant: GpuTenant) -> AsyncIterator[RayCluster]:
     cluster = RayCluster(tenant.address)
     await cluster.open()
     try:
@@ -85,7 +85,7 @@ async def joined(tenant: GpuTenant) -> AsyncIterator[RayCluster]:
 @pytest.mark.usefixtures("token")
 async def test_workers_keep_their_gpus_from_a_tenant_that_waits_for_one() -> None:
     with start_gpu_tenant({"CUDA_VISIBLE_DEVICES": "5,7"}) as tenant:
-        async with joined(tenant) as cluster:
+        async with join_cluster(tenant) as cluster:
             second = await cluster.start(spec_at("CUDA:1", 1))
             first = await cluster.start(spec_at("cuda0", 1))
             same = await cluster.start(spec_at("CUDA", 1))
