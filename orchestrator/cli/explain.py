@@ -28,6 +28,7 @@ def explain(
         _print_history(history, answer.get("canary"))
     for route in answer["routes"]:
         _print_route(route, answer.get("model", ""))
+    print_lines(*(f"{name}: {endpoint}" for name, endpoint in answer["endpoints"].items()))
 
 
 def _print_history(request: dict[str, Any], canary: dict[str, Any] | None) -> None:

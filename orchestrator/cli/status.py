@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from device_profiles.units import human_bytes
 from orchestrator.cli.status_lines import pair_gauges, plan_line, speculation_rows, store_line, warning_rows
 from orchestrator.machine.cores import spans
+from orchestrator.protocol.ready import ENDPOINT
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -341,7 +342,9 @@ def replica_line(replica: dict[str, Any]) -> str:
         used = gauges["total_blocks"] - gauges["free_blocks"]
         line += f", {gauges['running']} running, {gauges['waiting']} waiting"
         line += f", {used} of {gauges['total_blocks']} KV blocks"
-    if ready:
+    if ready and ready["adapter"] == ENDPOINT:
+        line += f"; {ready['device']}, {ready['device_name']}: {ready['precision_reason']}"
+    elif ready:
         line += f"; {ready['device']}, cores {_cores(ready['cores'])}"
     return f"{line}; {replica['totals']['generated']} tokens"
 

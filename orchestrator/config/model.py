@@ -399,7 +399,9 @@ class ClusterConfig(Section):
         that have none of their own, then those that have, then the standbys."""
         own = [(self.find_place("failover", "standby", n), standby) for n, standby in enumerate(self.failover.standby)]
         replicas = [
-            (self.find_place("model", "replicas", n), replica) for n, replica in enumerate(self.model.placements)
+            (self.find_place("model", "replicas", n), replica)
+            for n, replica in enumerate(self.model.placements)
+            if not replica.is_endpoint
         ]
         plain = [replica for _, replica in replicas if not replica.own_model]
         first = sorted(plain, key=lambda replica: replica.host != THIS_NODE)[:1]

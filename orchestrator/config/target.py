@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -21,6 +21,11 @@ THIS_NODE = "here"
 WeightsPrecision = Literal["auto", "as_file", "fast", "int4", "int8", "fp8", "bf16", "fp16", "fp32"]
 ActivationPrecision = Literal["auto", "bf16", "fp16", "fp32"]
 KvCachePrecision = Literal["auto", "16bit", "8bit"]
+
+EngineName = Literal["auto", "vllm", "sglang", "llama_server", "trtllm", "ollama", "ovms", "tgi", "generic"]
+"""`generic`: any with OpenAI's completions, of which nothing more is known."""
+ENDPOINT_KEYS: Final = frozenset({"model", "api_key_file", "engine"})
+"""Keys of a replica that go with `endpoint`."""
 
 DeviceLayers = Literal["all"] | Annotated[int, Field(ge=0, le=10_000)]
 """How many of a model's layers its device holds at most."""
@@ -63,6 +68,11 @@ class OwnTarget(Placement):
     """Rows of one forward."""
 
     @property
+    def is_endpoint(self) -> bool:
+        """Return whether another engine's server computes for it."""
+        return False
+
+    @property
     def is_elsewhere(self) -> bool:
         """Return whether it has a runtime or a device of its own."""
         return self.adapter is not None or self.device is not None
@@ -72,6 +82,25 @@ class OwnTarget(Placement):
         """Return what it has of its own of the keys of `model` that decide how it computes."""
         names = ("adapter", "device", "exactness", "weights", "activations", "kv_cache_precision")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class ReplicaTarget(OwnTarget):
+    """An item of `model.replicas`: a worker that computes, or another engine's server that it asks."""
+
+    endpoint: str = ""
+    """The address of another engine's server, which serves this model: any with OpenAI's completions. Empty: the worker
+    computes by itself."""
+    model: str = Field(default="", max_length=256)
+    """What that server calls the model. Empty: it has one only."""
+    api_key_file: str = ""
+    """A file with the server's key (relative to this configuration file); other users must not be able to read it.
+    Empty: none is sent."""
+    engine: EngineName = "auto"
+    """Which engine it is. `auto`: it is asked."""
+
+    @property
+    def is_endpoint(self) -> bool:
+        return bool(self.endpoint)
 
 
 class ReplicaBounds(Section):
@@ -99,7 +128,7 @@ COUNTED, PLACED, BOUNDED = "a number of replicas", "a list of replicas", "bounds
 
 Replicas = Annotated[
     Annotated[int, Field(ge=1, le=MAX_REPLICAS), Tag(COUNTED)]
-    | Annotated[list[OwnTarget], Field(min_length=1, max_length=MAX_REPLICAS), Tag(PLACED)]
+    | Annotated[list[ReplicaTarget], Field(min_length=1, max_length=MAX_REPLICAS), Tag(PLACED)]
     | Annotated[ReplicaBounds, Tag(BOUNDED)],
     Discriminator(_kind_of_replicas),
 ]
@@ -200,7 +229,7 @@ class Target(StaticShapesSection):
         """Return where each replica runs, at the start where load decides."""
         if isinstance(self.replicas, ReplicaBounds):
             return (self.replicas.places or [OwnTarget()] * self.replicas.min)[: self.replicas.min]
-        return [OwnTarget()] * self.replicas if isinstance(self.replicas, int) else self.replicas
+        return [OwnTarget()] * self.replicas if isinstance(self.replicas, int) else [*self.replicas]
 
     @property
     def most_replicas(self) -> int:
@@ -210,8 +239,10 @@ class Target(StaticShapesSection):
     @property
     def unlike(self) -> bool:
         """Return whether its replicas are written to compute in different ways."""
-        ways = [placement.own_model for placement in self.placements]
-        return any(way != ways[0] for way in ways)
+        placements = self.placements
+        ways = [placement.own_model for placement in placements]
+        endpoints = any(placement.is_endpoint for placement in placements)
+        return endpoints or any(way != ways[0] for way in ways)
 
     def with_own(self, own: OwnTarget) -> Target:
         """Return the target as one worker of it runs. One on another runtime or device is a whole target."""
@@ -223,4 +254,5 @@ class Target(StaticShapesSection):
         """Return `replicas` as they are where as many run as these, in these places."""
         if isinstance(self.replicas, ReplicaBounds):
             return self.replicas.model_copy(update={"min": len(placements), "places": placements})
-        return placements
+        own = [(placement.model_fields_set, dict(placement)) for placement in placements]
+        return [ReplicaTarget.model_construct(names, **values) for names, values in own]

@@ -12,10 +12,11 @@ from device_profiles.device_names import is_processor
 from orchestrator.config.adapter_names import describe_whole, list_sharding
 from orchestrator.config.draft_store import check_stores
 from orchestrator.config.drafts import DraftWorkersSection, ModelDraft, SuffixDraft
+from orchestrator.config.endpoint_checks import check_endpoint
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Place, SourceFile, format_place
 from orchestrator.config.speculation import Speculation
-from orchestrator.config.target import AUTO, OwnTarget, ReplicaBounds, Target
+from orchestrator.config.target import AUTO, OwnTarget, ReplicaBounds, ReplicaTarget, Target
 from policies.models.vocabulary import Match, compare, refusal
 
 ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
@@ -151,13 +152,17 @@ def _check_replicas(config: ClusterConfig, file: SourceFile) -> None:
             if why:
                 raise file.refuse(config.find_place("model", "replicas", key), why)
     placements = _list_placements(config)
-    if config.devices.cores and (config.model.most_replicas > 1 or any(placement.cores for _, placement in placements)):
+    computing = sum(not placement.is_endpoint for _, placement in placements)
+    several = (computing if placements else config.model.most_replicas) > 1
+    if config.devices.cores and (several or any(placement.cores for _, placement in placements)):
         replicas = format_place(config.find_place("model", "replicas"))
         why = f"are one worker's; give each replica its own in {replicas}, as in [{{cores: [0, 1]}}, {{cores: [2, 3]}}]"
         raise file.refuse(config.find_place("devices", "cores"), why)
     for at, placement in placements:
         if placement.host and not config.cluster.on_ray:
             raise file.refuse((*at, "host"), ONLY_ON_RAY)
+        if isinstance(placement, ReplicaTarget):
+            check_endpoint(at, placement, file, planned=config.planned, alike=config.model.alike)
         for key in placement.own_model:
             if why := _refuse_own(config, key, getattr(placement, key)):
                 raise file.refuse((*at, key), why)

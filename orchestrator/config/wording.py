@@ -15,7 +15,7 @@ from orchestrator.config.drafts import DRAFTS
 from orchestrator.config.further_target import OWN_KEYS, FurtherTarget, find_first_place
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, find_line, format_place, format_value
-from orchestrator.config.target import BOUNDED, COUNTED, PLACED, OwnTarget, ReplicaBounds, Target
+from orchestrator.config.target import BOUNDED, COUNTED, PLACED, OwnTarget, ReplicaBounds, ReplicaTarget, Target
 
 _KINDS = {
     "int_type": "must be an integer",
@@ -144,7 +144,9 @@ def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
     if at := _draft_at(place):
         model, place = DRAFTS[str(place[at])], place[at + 1 :]
     if at := _replicas_at(place):
-        return ReplicaBounds if place[at] == BOUNDED and "places" not in place else OwnTarget
+        if place[at] != BOUNDED:
+            return ReplicaTarget
+        return OwnTarget if "places" in place else ReplicaBounds
     for part in place:
         if isinstance(part, str):
             model = _section_of(model.model_fields[part]) or model

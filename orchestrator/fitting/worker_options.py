@@ -18,12 +18,13 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.routing import SloSection
 from orchestrator.config.source_text import Place, format_place
 from orchestrator.config.speculation import Speculation
-from orchestrator.config.target import OwnTarget, Target
+from orchestrator.config.target import THIS_NODE, OwnTarget, ReplicaTarget, Target
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.load_options import (
     CanaryOptions,
     DraftOptions,
     DraftWorkerOptions,
+    EndpointOptions,
     EngineOptions,
     IndexOptions,
     ModelDraftOptions,
@@ -39,6 +40,7 @@ from policies.serving.slo import Objective, Objectives
 from policies.speculation.pid import PidSettings
 
 ENGINE_ENTRY = "orchestrator.worker.loading.engine:build_engine"
+ENDPOINT_ENTRY = "orchestrator.worker.endpoint.engine:build_endpoint_engine"
 DRAFT_ENTRY = "orchestrator.worker.loading.draft_worker:build_draft_engine"
 SHARD_ENTRY = "orchestrator.worker.loading.shard_worker:build_shard_engine"
 
@@ -165,7 +167,26 @@ def _choose_own(options: EngineOptions, own: OwnTarget) -> EngineOptions:
     return msgspec.structs.replace(options.with_model(**changes), max_running=own.max_running or options.max_running)
 
 
+def _endpoint_spec(name: str, options: EngineOptions, config: ClusterConfig, replica: ReplicaTarget) -> WorkerSpec:
+    """Return how the worker of a replica is started that is another engine's server: on the daemon's host, where the
+    key is."""
+    key_file = str(Path(options.model.base) / Path(replica.api_key_file).expanduser()) if replica.api_key_file else ""
+    endpoint = EndpointOptions(
+        model=options.model,
+        url=replica.endpoint,
+        name=replica.model,
+        engine=replica.engine,
+        key_file=key_file,
+        exactness=(replica.exactness or Exactness.KERNEL).value,
+        max_running=replica.max_running or options.max_running,
+    )
+    node = THIS_NODE if _is_across_hosts(config) else ""
+    return WorkerSpec(name, ENDPOINT_ENTRY, msgspec.to_builtins(endpoint), node=node, device=replica.endpoint)
+
+
 def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: OwnTarget) -> WorkerSpec:
+    if isinstance(placement, ReplicaTarget) and placement.is_endpoint:
+        return _endpoint_spec(name, options, config, placement)
     options = _choose_own(options, placement)
     cores = placement.cores or config.devices.cores
     threads = placement.threads or len(placement.cores) or options.model.threads

@@ -66,6 +66,7 @@ FailureKind = Literal[
     "model_replaced",
     "storage",
     "network",
+    "endpoint",
     "hung",
     "unknown",
 ]
@@ -77,6 +78,7 @@ FailureKind = Literal[
 - "model_replaced": what it was to load is neither at its place nor in the store.
 - "storage": the model store cannot be written.
 - "network": a download failed.
+- "endpoint": the server that a worker asks is away. The worker and its host are well.
 - "hung": control ended it.
 - "unknown": a failure that nobody could place; "": nobody tried to.
 """

@@ -127,6 +127,23 @@ class DraftWorkerOptions(msgspec.Struct, frozen=True):
     """As in EngineOptions."""
 
 
+class EndpointOptions(msgspec.Struct, frozen=True):
+    """The worker of a replica that is another engine's server."""
+
+    model: ModelOptions
+    """The target: its tokenizer alone is needed."""
+    url: str
+    name: str
+    """What the server calls the model; "": its only one."""
+    engine: str
+    """"auto": it is asked."""
+    key_file: str
+    """Has the key; "": none is asked for."""
+    exactness: str
+    """As the operator declares it."""
+    max_running: int
+
+
 DraftOptions = SuffixOptions | IndexOptions | ModelDraftOptions
 
 

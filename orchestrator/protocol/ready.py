@@ -9,6 +9,9 @@ import msgspec
 
 from adapters.model_identity import ModelIdentity
 
+ENDPOINT = "endpoint"
+"""What stands for the adapter of a worker that another engine's server computes for. Its device is the address."""
+
 
 class ReadyModel(msgspec.Struct, frozen=True, rename={"name": "model", "digest": "model_digest"}):
     name: str
@@ -164,3 +167,5 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """As in DraftReady."""
     expected_rounds: ExpectedRounds | None = None
     """None where costs are not known."""
+    cannot: list[str] = []
+    """What a request may ask for and this worker does not do, by the names of `protocol.abilities`."""

@@ -117,7 +117,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
     kind: str
     """"invalid": it cannot be served. "failed": the worker failed on it. "too_long": see `most_tokens`.
-    "not_finite": its logits were no numbers, which another worker's may be; nothing was committed from them."""
+    "not_finite": its logits were no numbers, which another worker's may be; nothing was committed from them.
+    "elsewhere": this worker does not go on with it, and another may."""
     most_tokens: int = 0
     """Those of a sequence here, where it has more."""
 

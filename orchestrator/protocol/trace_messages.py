@@ -52,7 +52,8 @@ class ResumedStream(NamedTuple):
     trace: TraceContext
     stream: str
     why: str
-    """"lost" (its worker was), "not_finite" (its logits were no numbers) or "moved"."""
+    """"lost" (its worker was), "not_finite" (its logits were no numbers), "elsewhere" (it gave the request up) or
+    "moved"."""
     left: str
     at: str
     attempt: int

@@ -682,7 +682,7 @@ def test_a_worker_that_will_never_serve_is_told_to_whoever_plans_where_its_place
     state = State(max_restarts=1)
     step(state, WorkersChosen([spec("t0"), spec("t1", device="OTHER")], []), 0.0)
     actions = fail_first(state, Failed("no", restartable=False, kind=kind))
-    elsewhere_too = kind in ("not_installed", "model_replaced", "storage", "network")
+    elsewhere_too = kind in ("not_installed", "model_replaced", "storage", "network", "endpoint")
     assert (TellRefused(spec("t0"), "no") in actions) is not elsewhere_too
 
 

@@ -59,7 +59,9 @@ def read_while_one_is_killed(daemon: Daemon) -> list[Told]:
             return going_on or all(stream.done() for stream in reading)
 
         until(has_begun)
-        os.kill(replicas(daemon)[1]["ready"]["pid"], signal.SIGKILL)
+        pid = replicas(daemon)[1]["ready"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: replicas(daemon)[1]["phase"] != "ready" or replicas(daemon)[1]["ready"]["pid"] != pid)
         return [stream.result() for stream in reading]
 
 

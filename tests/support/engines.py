@@ -14,7 +14,7 @@ import sys
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +66,8 @@ class ScriptedEngine:
     """One token a round for each of the first `slots` requests; a round takes `step_s`.
 
     `fail_start`: "" or what to do instead of becoming ready ("exit", "restartable", "final"). `ignore_stop`:
-    only a signal ends it. `activations`: what it says of them. `shown`: a variable, which it tells as its device.
+    only a signal ends it. `activations`: what it says of them. `cannot`: what it does not
+    do. `gives_up`: another worker may have each request. `shown`: a variable, which it tells as its device.
     """
 
     def __init__(
@@ -78,7 +79,11 @@ class ScriptedEngine:
         ignore_stop: bool = False,
         shown: str = "SCRIPTED_DEVICE",
         activations: str = "none",
+        cannot: Sequence[str] = (),
+        gives_up: bool = False,
     ) -> None:
+        self._cannot = cannot
+        self._gives_up = gives_up
         self._activations = activations
         self._shown = shown
         self._slots = slots
@@ -131,7 +136,9 @@ class ScriptedEngine:
             if isinstance(command, Cancel):
                 self._live = deque(r for r in self._live if r.submit.request_id != command.request_id)
             elif isinstance(command, Submit):
-                if not command.prompt or command.prompt[0] == REFUSE:
+                if self._gives_up:
+                    emit(Refused(command.request_id, "the server is busy", "elsewhere"))
+                elif not command.prompt or command.prompt[0] == REFUSE:
                     emit(Refused(command.request_id, "the prompt is refused", "invalid"))
                 else:
                     self._live.append(_Request(command, list(command.committed)))
@@ -175,6 +182,7 @@ class ScriptedEngine:
             activations=self._activations,
             slots=self._slots,
             cores=CORES_AT_IMPORT,
+            cannot=list(self._cannot),
         )
 
 

@@ -74,6 +74,8 @@ def _measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     model, store = config.model, store_directory(config)
     replicas = model.placements
     for placement in replicas:
+        if placement.is_endpoint:
+            continue  # another machine's memory has it
         its = model.with_own(placement)
         target = ReservedDraft(
             model_at_hand(its.source, its.name, base, its.weights, store, adapter=its.adapter),

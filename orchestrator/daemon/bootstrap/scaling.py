@@ -88,7 +88,7 @@ def _count_threads(config: ClusterConfig) -> tuple[int, int]:
 def _count_kept(config: ClusterConfig) -> int:
     """Return the threads that a target always has on this machine."""
     bounds = config.model.bounds
-    hosts = [placement.host for placement in config.model.placements]
+    hosts = [placement.host for placement in config.model.placements if not placement.is_endpoint]
     here = sum(host in ("", THIS_NODE) for host in hosts) if bounds is None else bounds.min
     shared, each = _count_threads(config)
     return shared + each * here

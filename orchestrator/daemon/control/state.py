@@ -135,8 +135,10 @@ def unlike(ready: Ready, other: Ready) -> str:
 
 
 def compare_models(ready: Ready, other: Ready) -> str:
-    """Return in what a replica's model differs from another's: no group serves beside it then. "" where it does not."""
-    return _describe_difference(_list_facts(ready), _list_facts(other), _MODEL)
+    """Return in what a replica's model differs from another's: no group serves beside it then. "" where it does not. A
+    worker that has no weights may not know their digest."""
+    mine, theirs = _list_facts(ready), _list_facts(other)
+    return _describe_difference(mine, theirs, [name for name in _MODEL if mine[name] and theirs[name]])
 
 
 def _describe_difference(mine: Mapping[str, str], theirs: Mapping[str, str], names: Iterable[str]) -> str:

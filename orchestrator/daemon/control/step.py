@@ -100,8 +100,9 @@ def _fold(state: State, event: events.ControlEvent, now_s: float) -> list[Action
 
 
 def _open_stream(state: State, event: events.StreamOpened, now_s: float) -> list[Action]:
-    if (gone := state.router.refuse_gone_group(event.submit)) is not None:
-        raise gone
+    """Take in a request. Raises RequestError where no replica serves it."""
+    if (refusal := state.router.refuse(event.submit)) is not None:
+        raise refusal
     state.streams.open(event.submit, event.overrides, now_s)
     return []
 

@@ -16,6 +16,7 @@ from orchestrator.daemon.api.audit import note_change
 from orchestrator.daemon.control.port import RouteView, TrialView
 from orchestrator.daemon.control.streams.request_history import RequestView
 from orchestrator.errors import RequestError
+from orchestrator.protocol.ready import ENDPOINT
 
 MOST_NAME = 256  # characters of a name in a request. Not tuned.
 _T = TypeVar("_T")
@@ -53,6 +54,7 @@ def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: Name
             **targets.label(target),
             "canary": None if target.trial is None else describe_trial(target.trial.view()),
             "routes": [describe_route(route) for route in routes],
+            "endpoints": _describe_endpoints(target),
             "requests": [
                 {
                     **_describe(view, name_owner),
@@ -69,6 +71,16 @@ def describe_trial(view: TrialView) -> dict[str, Any]:
     """Return how a canary stands: its phase, why it was decided on (None: it was not), and what comes next."""
     reason = None if view.decision is None else f"by the {view.decision.by}: {view.decision.reason}"
     return {"phase": view.phase, "reason": reason, "outlook": view.outlook}
+
+
+def _describe_endpoints(target: AdminTarget) -> dict[str, str]:
+    """Return of the replicas that are other engines' servers which these are, and how prompts go there, by name."""
+    served = [(replica.name, replica.ready) for replica in target.control.view().replicas if replica.ready is not None]
+    return {
+        name: f"{ready.device.name}, {ready.device.full_name}; {ready.precision.reason}"
+        for name, ready in served
+        if ready.device.adapter == ENDPOINT
+    }
 
 
 def _explain(target: AdminTarget, request_id: str) -> tuple[list[RouteView], list[RequestView]]:

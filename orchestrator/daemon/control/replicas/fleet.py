@@ -52,6 +52,7 @@ class Fleet:
         self._loading: dict[Replica, None] = {}
         self._busy: dict[Replica, None] = {}
         self._standing_by: dict[Replica, None] = {}
+        self._unable: dict[Replica, None] = {}
         self._on_part: dict[Part, dict[Replica, None]] = {}
         self._on_device: dict[str, dict[Replica, None]] = {}
         self._unwell: set[Replica] = set()  # these may not be healthy
@@ -124,6 +125,11 @@ class Fleet:
     def is_plain(self) -> bool:
         """True where no replica retires and no standby serves."""
         return not (self._retiring or self._standing_by)
+
+    @property
+    def has_unable(self) -> bool:
+        """True where some replica does not do all that requests may ask for."""
+        return bool(self._unable)
 
     def count_free(self) -> int:
         """Return how many places are free at the replicas that serve."""
@@ -239,6 +245,8 @@ class Fleet:
         _list(self._loading, replica, listed=watched and running and not ready)
         _list(self._busy, replica, listed=standing.decodes and live > 0)
         _list(self._standing_by, replica, listed=standing.in_service and replica.standby)
+        unable = may_have and replica.state.ready is not None and bool(replica.state.ready.cannot)
+        _list(self._unable, replica, listed=unable)
         if watched is not standing.listed:
             standing.listed = watched
             self._unwell_by = None

@@ -30,9 +30,10 @@ from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from policies.serving.failover.blame import LossKind
 
 _NOT_SERVING = (Rank.JOINING, Rank.LEAVING, Rank.STANDBY)
+_TRIED_AGAIN = ("not_finite", "elsewhere")
 # A step of a load that takes longer is told again, so that nobody waits for 5 s. ADR 0108: every 4 s.
 _QUIET_MS = 4000.0
-_NOT_OF_ITS_PLACE = ("model_replaced", "storage", "network")  # another device or runtime would fail as well
+_NOT_OF_ITS_PLACE = ("model_replaced", "storage", "network", "endpoint")  # another device or runtime would fail as well
 # Of a replica that is joining: nobody waits for a host that is not there. ADR 0062.
 _HOST_TRIES = 2
 
@@ -110,11 +111,11 @@ def _fold_said(state: State, replica: Replica, event: Event, now_s: float) -> li
 
 
 def _fold_refused(state: State, replica: Replica, stream: Stream, refused: Refused, now_s: float) -> list[Action]:
-    """End a stream that its worker does not go on with, but try once more where it computed no finite number."""
-    if refused.kind == "not_finite" and not stream.failed_at:
-        text = "request %s is tried again: worker %s computed no finite number for it"
-        line = LogLine("warning", text, (stream.key, replica.name))
-        state.router.fail_over(stream, now_s)
+    """End a stream that its worker does not go on with, but try once more where another may."""
+    if refused.kind in _TRIED_AGAIN and not stream.failed_at:
+        why = "it computed no finite number for it" if refused.kind == "not_finite" else refused.message
+        line = LogLine("warning", "request %s is tried again: worker %s: %s", (stream.key, replica.name, why))
+        state.router.fail_over(stream, why, refused.kind, now_s)
         return [line]
     state.streams.drop(stream, refused.kind, now_s)
     return [EndStream(stream.key, _build_refusal(refused, stream))]
@@ -261,4 +262,6 @@ def _build_refusal(event: Refused, stream: Stream) -> RequestError:
         return RequestError(event.message, status=400)
     if event.kind == "not_finite":
         return RequestError(f"{event.message}, twice", status=422, code="not_finite", headers=NO_RETRY)
+    if event.kind == "elsewhere":
+        return RequestError(event.message, status=503, kind="server_error", code="failed", retry_after_s=1)
     return RequestError(event.message, status=500, kind="server_error", code="failed")

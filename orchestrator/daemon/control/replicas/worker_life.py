@@ -170,6 +170,8 @@ class WorkerLife:
         reason = failure.message if self._ended_here else f"{failure.message} ({cause})"
         if failure.kind in _DEVICE_FAILURES:
             return reason, "device"
+        if failure.kind == "endpoint":
+            return reason, "host"
         return reason, next((known for known in LOSS_KINDS if known == failure.kind), "crashed")
 
     def observe_end(

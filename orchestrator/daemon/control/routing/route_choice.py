@@ -11,6 +11,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.daemon.control.health.health import HealthBoard, Judgement
 from orchestrator.daemon.control.replicas.fleet import Fleet
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica
+from orchestrator.daemon.control.routing.abilities import list_unable, needs_ability
 from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.state import FAILED
 from orchestrator.daemon.control.streams.streams import Stream, Streams
@@ -55,7 +56,10 @@ class Exclusions:
     def may_find(self, stream: Stream, kept_at: str) -> bool:
         """Return whether there may be anything to find: mostly there is not."""
         particular = stream.group or stream.submit.group or stream.failed_at or stream.bound_to or kept_at
-        return bool(particular or not self._health.quiet or not self._fleet.is_plain or self._streams.has_suspects)
+        limited = self._fleet.has_unable and needs_ability(stream.submit, has_tokens=bool(stream.committed))
+        return bool(
+            limited or particular or not self._health.quiet or not self._fleet.is_plain or self._streams.has_suspects
+        )
 
     def find_exclusions(
         self, stream: Stream, every: Sequence[Replica], kept_at: str, now_s: float
@@ -131,7 +135,9 @@ class Exclusions:
         """Say which candidates are out for what they are and for what the stream is, whatever else they run."""
         wanted = stream.submit.group  # these bits, and no others
         group = stream.group or wanted
-        can_go_on = [replica for replica in every if group and replica.group in (group, "") and has_hope(replica)]
+        unable = list_unable(stream.submit, every, has_tokens=bool(stream.committed)) if self._fleet.has_unable else {}
+        able = [replica for replica in every if replica.name not in unable]
+        can_go_on = [replica for replica in able if group and replica.group in (group, "") and has_hope(replica)]
         may_change = self.rules.other_bits == "streams" and not wanted
         if may_change and not self._is_group_expected(stream, can_go_on, judged, now_s):
             can_go_on = []
@@ -142,9 +148,10 @@ class Exclusions:
         if can_go_on or wanted:
             others = [replica for replica in every if replica.rank is Rank.SERVING and replica not in going_on]
             outs |= {replica.name: "its tokens would differ" for replica in others}
+        outs |= unable
         others = [replica for replica in every if replica.name not in stream.failed_at and replica.name not in outs]
         if any(replica.serving and not judged[replica.name].held for replica in others):
-            outs |= dict.fromkeys(stream.failed_at, "computed no finite number for it")
+            outs |= dict.fromkeys(stream.failed_at, "gave it up")
         return outs
 
     def _is_group_expected(

@@ -10,6 +10,7 @@ from orchestrator.daemon.control.health.blame import Witness
 from orchestrator.daemon.control.health.health import HealthBoard
 from orchestrator.daemon.control.replicas.fleet import Fleet
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
+from orchestrator.daemon.control.routing.abilities import needs_ability, refuse_unable
 from orchestrator.daemon.control.routing.affinity import block_keys
 from orchestrator.daemon.control.routing.route_choice import TRIAL_PATIENCE_S, Exclusions, choose_route, has_hope
 from orchestrator.daemon.control.routing.surroundings import Surroundings
@@ -85,11 +86,11 @@ class Router:
         error = RequestError(message, status=503, kind="server_error", code="interrupted", retry_after_s=10)
         return [action for stream in self._streams.live() for action in self.end(stream, now_s, error)]
 
-    def fail_over(self, stream: Stream, now_s: float) -> None:
-        """Let another replica go on with a stream, where there is one: this one has given it up."""
+    def fail_over(self, stream: Stream, why: str, kind: str, now_s: float) -> None:
+        """Let another replica go on with a stream, where there is one: this one has given it up. `kind`: as in
+        ResumedStream."""
         stream.failed_at.append(stream.at)
-        why = "its worker computed no finite number for it"
-        self._streams.recall(stream, now_s, why, kind="not_finite")
+        self._streams.recall(stream, now_s, f"its worker gave it up: {why}", kind=kind)
 
     def retire(self, replica: Replica, now_s: float) -> tuple[int, list[Action]]:
         """Take the streams back from a replica that retires, but for those that only it can go on with;
@@ -175,8 +176,8 @@ class Router:
             replica = self._replicas.find_named(routed.replica) if routed.replica is not None else None
             if replica is None:
                 self.book.note(stream.key, stream.sends + 1, routed, now_s)
-                if (gone := self.refuse_gone_group(stream.submit)) is not None:
-                    actions += self.end(stream, now_s, gone)
+                if (refusal := self.refuse(stream.submit, has_tokens=bool(stream.committed))) is not None:
+                    actions += self.end(stream, now_s, refusal)
                     continue
                 if self._is_particular(stream):
                     continue
@@ -192,7 +193,14 @@ class Router:
                 actions.append(LogLine("debug", "request %s goes to %s: %s", values))
         return actions
 
-    def refuse_gone_group(self, submit: Submit) -> RequestError | None:
+    def refuse(self, submit: Submit, *, has_tokens: bool = False) -> RequestError | None:
+        """Return why no replica serves a request, for what it asks for; None where one may."""
+        gone = self._refuse_gone_group(submit)
+        if gone is not None or not self._fleet.has_unable:
+            return gone
+        return refuse_unable(submit, self._replicas.with_streams, has_tokens=has_tokens)
+
+    def _refuse_gone_group(self, submit: Submit) -> RequestError | None:
         """Return why a request that wants one group's bits cannot have them any more; None where it may."""
         wanted = submit.group
         hopes = (replica for replica in self._replicas.with_streams if has_hope(replica))
@@ -208,6 +216,7 @@ class Router:
             or stream.failed_at
             or stream.bound_to
             or self._streams.is_suspect(stream)
+            or (self._fleet.has_unable and needs_ability(stream.submit, has_tokens=bool(stream.committed)))
         )
         return bool(own or self.moves.find_pages(stream))
 

@@ -63,7 +63,7 @@ class Stream:
 
     `at` is the replica that has it ("": none), `sent_id` its id there. `gained`: the tokens that it had there.
     `probation`: the tokens that it must have there before anything joins it. `due_s`: since when it waits for a
-    replica. `failed_at`: replicas that computed no finite number for it. `group`: of
+    replica. `failed_at`: replicas that gave it up. `group`: of
     the replica that its last token came from (control.state.find_group), with the `model_digest` of that; `sender`: of
     the one that has it.
     `interrupted`: what its next token ends, where it is traced.

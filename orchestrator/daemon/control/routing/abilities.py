@@ -1,0 +1,55 @@
+"""Which replicas do what a request asks for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.daemon.control.replicas.replicas import Replica
+from orchestrator.daemon.control.state import FAILED
+from orchestrator.errors import RequestError
+from orchestrator.protocol.abilities import list_needs
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.ready import Ready
+
+
+def find_missing_ability(submit: Submit, ready: Ready | None, *, has_tokens: bool = False) -> str:
+    """Return what a request asks for that a worker does not do; "" where it does all. `has_tokens`: the request
+    has some already."""
+    return _find_missing(submit, ready, has_tokens=has_tokens)[0]
+
+
+def needs_ability(submit: Submit, *, has_tokens: bool) -> bool:
+    """Return whether a request asks for anything that not every worker does."""
+    return any(True for _ in list_needs(submit, has_tokens=has_tokens))
+
+
+def list_unable(submit: Submit, replicas: Sequence[Replica], *, has_tokens: bool) -> dict[str, str]:
+    """Say of replicas why they do not take a request for what they cannot do."""
+    return {
+        replica.name: f"does not do what is asked for: {missing}"
+        for replica in replicas
+        if (missing := find_missing_ability(submit, replica.state.ready, has_tokens=has_tokens))
+    }
+
+
+def refuse_unable(submit: Submit, replicas: Sequence[Replica], *, has_tokens: bool = False) -> RequestError | None:
+    """Return what a request is answered that no replica can serve, as far as they are known; None where one may."""
+    wanted = (submit.group, "")
+    hopes = [replica for replica in replicas if replica.state.phase != FAILED]
+    hopes = [replica for replica in hopes if not submit.group or replica.group in wanted]
+    lacks = [(replica.name, *_find_missing(submit, replica.state.ready, has_tokens=has_tokens)) for replica in hopes]
+    if not lacks or not all(missing for _, missing, _ in lacks):
+        return None
+    members = "; ".join(f"{name} does not do {missing}" for name, missing, _ in lacks)
+    param = lacks[0][2]
+    if has_tokens:
+        text = f"no replica can go on with an answer with {param!r}: {members}"
+        return RequestError(text, status=503, kind="server_error", code="cannot_go_on", retry_after_s=1)
+    return RequestError(f"no replica serves a request with {param!r}: {members}", code="unsupported", param=param)
+
+
+def _find_missing(submit: Submit, ready: Ready | None, *, has_tokens: bool) -> tuple[str, str]:
+    if ready is None or not ready.cannot:
+        return "", ""
+    needs = list_needs(submit, has_tokens=has_tokens or bool(submit.committed))
+    return next(((ability, param) for ability, param in needs if ability in ready.cannot), ("", ""))
