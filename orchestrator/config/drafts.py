@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Discriminator, Field, Tag, field_validator
 
 from orchestrator.config.adapter_names import AdapterName, DeviceName
 from orchestrator.config.draft_store import MEMORY, DraftStoreOptions
-from orchestrator.config.section import Section, Size
+from orchestrator.config.section import Section, Size, is_http_url
 from orchestrator.config.target import (
     MAX_REPLICAS,
     ActivationPrecision,
@@ -122,10 +122,70 @@ class ModelDraft(StaticShapesSection):
     it proposes with the target's tokenizer. Rows that only fill a vocabulary up are no difference."""
 
 
-AnyDraft = SuffixDraft | IndexDraft | ModelDraft
-Draft = Annotated[AnyDraft, Field(discriminator="method")]
-DRAFTS: dict[str, type[Section]] = {"suffix": SuffixDraft, "index": IndexDraft, "model": ModelDraft}
-"""What an item of `drafts` is, by its `method`."""
+class EndpointDraft(Section):
+    """A drafter that is a model on a llama-server, wherever that runs: it is sent token ids and returns token ids."""
+
+    method: Literal["model"]
+    """The kind of drafter."""
+    endpoint: str = Field(min_length=1, max_length=2048)
+    """The server's address, as in `http://mac:8080`. Nothing is loaded here, so keys that say how a model is loaded do
+    not go with it. It may come and go."""
+    api_key_file: str = Field(default="", max_length=4096)
+    """A file with the server's API key (relative to this configuration file), on every host that has a worker of the
+    target. It is read with each connection. Empty: the server wants none."""
+    source: str = Field(default="", max_length=4096)
+    """With `mismatched_vocabulary: translate`: a model with the server's tokenizer, written as `model.source`. Only its
+    tokenizer is read."""
+    overlap: Literal["auto", "always", "never"] = "auto"
+    """Whether it drafts on while the target verifies. `auto`: unless the server is on the target's machine."""
+    max_wait_ms: float = Field(default=100.0, ge=0, le=60_000)
+    """The longest that a round waits for its drafts. A round never waits longer than they are worth by what was
+    measured."""
+    answer_timeout_s: float = Field(default=20.0, gt=0, le=3600)
+    """A server that has not answered for so long is connected to anew. Reading a long prompt is part of it."""
+    mismatched_vocabulary: Literal["refuse", "translate"] = "refuse"
+    """What to do where its tokens mean other text than the target's. `refuse`: it drafts nothing. `translate`: encode
+    what it proposes with the target's tokenizer."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str) -> str:
+        if not is_http_url(value):
+            raise ValueError("must be the address of a llama-server, as http://HOST:8080")
+        return value.rstrip("/")
+
+
+AnyDraft = SuffixDraft | IndexDraft | ModelDraft | EndpointDraft
+METHODS = ("suffix", "index", "model")
+_ENDPOINT = "endpoint"
+DRAFTS: dict[str, type[Section]] = {
+    "suffix": SuffixDraft,
+    "index": IndexDraft,
+    "model": ModelDraft,
+    _ENDPOINT: EndpointDraft,
+}
+"""What an item of `drafts` is, by its `method`; a model that has an `endpoint` by that."""
+
+
+def _choose_draft(value: object) -> object:
+    """Return which of `DRAFTS` an item of `drafts` is; None where it does not say."""
+    if isinstance(value, Section):
+        return next((tag for tag, section in DRAFTS.items() if type(value) is section), None)
+    if not isinstance(value, Mapping):
+        return METHODS[0]  # which says that it wants a mapping, as any of them would
+    method = value.get("method")
+    if method is None or method in METHODS:
+        return _ENDPOINT if method == "model" and _ENDPOINT in value else method
+    return "none of them"
+
+
+Draft = Annotated[
+    Annotated[SuffixDraft, Tag("suffix")]
+    | Annotated[IndexDraft, Tag("index")]
+    | Annotated[ModelDraft, Tag("model")]
+    | Annotated[EndpointDraft, Tag(_ENDPOINT)],
+    Discriminator(_choose_draft),
+]
 
 
 def choose_answer_store(drafts: Sequence[AnyDraft]) -> tuple[str, DraftStoreOptions] | None:

@@ -22,7 +22,7 @@ from device_profiles.device_names import split_device
 from orchestrator.config.access_checks import check_access
 from orchestrator.config.adapter_names import INSTALLED
 from orchestrator.config.cluster_checks import check_cluster, check_cluster_hosts, check_names
-from orchestrator.config.drafts import IndexDraft, ModelDraft
+from orchestrator.config.drafts import EndpointDraft, IndexDraft, ModelDraft
 from orchestrator.config.hosts import check_hosts
 from orchestrator.config.keys_file import read_keys
 from orchestrator.config.model import ClusterConfig
@@ -172,6 +172,8 @@ def _check_sources(config: ClusterConfig, file: SourceFile) -> DecoderSizes | No
             sources.append(((*at, "source"), draft.source, draft.adapter, draft))
         elif isinstance(draft, IndexDraft):
             _check_index(at, draft, file)
+        elif isinstance(draft, EndpointDraft):
+            _check_endpoint(at, draft, file)
         elif draft.statistics not in ("auto", "none") and not (path := file.resolve(draft.statistics)).is_file():
             why = f"{path} is no file; make it with `outrider drafts build`, or write auto or none"
             raise file.refuse((*at, "statistics"), why)
@@ -202,6 +204,18 @@ def _check_source(
         if elsewhere and isinstance(error, WrongLibrary):
             return None  # the hosts that run it have libraries of their own, and say so when they load it
         raise file.refuse(place, f"{error}{_ON_ALL_HOSTS if elsewhere else ''}") from error
+
+
+def _check_endpoint(at: Place, draft: EndpointDraft, file: SourceFile) -> None:
+    if draft.api_key_file and not (path := file.resolve(draft.api_key_file)).is_file():
+        raise file.refuse((*at, "api_key_file"), f"{path} is no file; write the server's key into it, or leave it out")
+    translates = draft.mismatched_vocabulary == "translate"
+    if draft.source and not translates:
+        why = "is for its tokenizer; set mismatched_vocabulary: translate, or leave the key out"
+        raise file.refuse((*at, "source"), why)
+    if translates and not draft.source:
+        why = "needs the server's tokenizer; name a model that has it as source"
+        raise file.refuse((*at, "mismatched_vocabulary"), why)
 
 
 def _check_index(at: Place, draft: IndexDraft, file: SourceFile) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from orchestrator.config.drafts import DRAFTS
+from orchestrator.config.drafts import DRAFTS, METHODS, EndpointDraft, ModelDraft
 from orchestrator.config.further_target import OWN_KEYS, FurtherTarget, find_first_place
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, find_line, format_place, format_value
@@ -75,7 +75,7 @@ def describe_error(error: ErrorDetails, root: type[BaseModel] = ClusterConfig) -
     if error["type"] in ("missing", "union_tag_not_found"):
         return f"{name}: is missing"
     if error["type"] == "union_tag_invalid":
-        return f"{name}: must be {error['ctx']['expected_tags']}, not {format_value(error['input']['method'])}"
+        return f"{name}: must be {', '.join(map(repr, METHODS))}, not {format_value(error['input']['method'])}"
     if error["input"] is None:
         return f"{name}: has no value; write one, or leave the key out"
     return f"{name}: {_reason(error, place, root)}"
@@ -123,6 +123,8 @@ def _find_way_out(place: Place, root: type[BaseModel]) -> str:
     key, section = str(place[-1]), _model_at(place[:-1], root)
     if section is Target and (elsewhere := find_first_place(key)):
         return f"of the first target it is {elsewhere}"
+    if section is EndpointDraft and key in ModelDraft.model_fields:
+        return f"it says how a model is loaded here, and with endpoint none is; leave {key} or endpoint out"
     if section is FurtherTarget and key in OWN_KEYS and OWN_KEYS[key]:
         return f"write {', '.join(OWN_KEYS[key])} here, without {key}"
     valid = sorted(section.model_fields)

@@ -12,7 +12,7 @@ from adapters.contract import StaticShapes
 from adapters.names import normalise_device
 from device_profiles.device_names import list_rank_devices
 from device_profiles.profile import Exactness
-from orchestrator.config.drafts import Draft, IndexDraft, ModelDraft, SuffixDraft, draft_names
+from orchestrator.config.drafts import Draft, EndpointDraft, IndexDraft, ModelDraft, SuffixDraft, draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.routing import SloSection
@@ -24,6 +24,7 @@ from orchestrator.protocol.load_options import (
     CanaryOptions,
     DraftOptions,
     DraftWorkerOptions,
+    EndpointDraftOptions,
     EndpointOptions,
     EngineOptions,
     IndexOptions,
@@ -316,6 +317,12 @@ def _draft(name: str, place: str, draft: Draft, config: ClusterConfig, base: Pat
             path = base / Path(draft.path).expanduser()
             size = path.stat().st_size if path.exists() else 0
             return IndexOptions(name, draft.store, str(path), place, size, int(draft.memory))
+        case EndpointDraft():
+            key_file = str(base / Path(draft.api_key_file).expanduser()) if draft.api_key_file else ""
+            waits = (draft.overlap, draft.max_wait_ms, draft.answer_timeout_s)
+            translates = draft.mismatched_vocabulary == "translate"
+            tokenizer = config.sources.bind(draft.source) if translates else ""
+            return EndpointDraftOptions(name, place, draft.endpoint, key_file, *waits, tokenizer)
         case _:
             return _model_draft(name, place, draft, config, base)
 

@@ -107,6 +107,22 @@ class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="mo
     """Its steps may check the tokens of cheaper drafters."""
 
 
+class EndpointDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="endpoint"):
+    """A drafter on a llama-server; the fields that are not explained are those of the configuration."""
+
+    name: str
+    place: str
+    """Where the configuration names it."""
+    endpoint: str
+    api_key_file: str
+    """"": it wants none."""
+    overlap: Literal["auto", "always", "never"]
+    max_wait_ms: float
+    answer_timeout_s: float
+    tokenizer: str
+    """Where its tokens are to be translated: the source of a model with its tokenizer. "": they are the target's."""
+
+
 class ShardWorkerOptions(msgspec.Struct, frozen=True):
     model: ModelOptions
     """All of it, as that process has it."""
@@ -144,7 +160,7 @@ class EndpointOptions(msgspec.Struct, frozen=True):
     max_running: int
 
 
-DraftOptions = SuffixOptions | IndexOptions | ModelDraftOptions
+DraftOptions = SuffixOptions | IndexOptions | ModelDraftOptions | EndpointDraftOptions
 
 
 class CanaryOptions(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from adapters.vocabulary import SIMULATED_PREFIX
-from orchestrator.config.drafts import AnyDraft, IndexDraft, ModelDraft, SuffixDraft
+from orchestrator.config.drafts import AnyDraft, EndpointDraft, IndexDraft, ModelDraft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import Target
 
@@ -77,8 +77,16 @@ def _model_draft(source: str, target: Target) -> ModelDraft:
 
 
 def _identify(draft: AnyDraft) -> tuple[str, str]:
-    place = draft.path if isinstance(draft, IndexDraft) else draft.source if isinstance(draft, ModelDraft) else ""
-    return draft.method, f"{place} {getattr(draft, 'adapter', '')} {getattr(draft, 'device', '')}"
+    match draft:
+        case IndexDraft():
+            place = draft.path
+        case EndpointDraft():
+            place = draft.endpoint
+        case ModelDraft():
+            place = f"{draft.source} {draft.adapter} {draft.device}"
+        case _:
+            place = ""
+    return draft.method, place
 
 
 def _choose_name(draft: AnyDraft, taken: dict[str, Candidate]) -> str:
@@ -86,6 +94,8 @@ def _choose_name(draft: AnyDraft, taken: dict[str, Candidate]) -> str:
         name = f"index {draft.store}"
     elif isinstance(draft, ModelDraft):
         name = f"model {draft.source.rstrip('/').rsplit('/', 1)[-1]}"
+    elif isinstance(draft, EndpointDraft):
+        name = f"model on {draft.endpoint}"
     else:
         name = draft.method
     count = sum(other == name or other.startswith(f"{name} #") for other in taken)

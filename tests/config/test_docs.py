@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
+from orchestrator.config.drafts import DRAFTS
 from orchestrator.config.schema import json_schema
 from orchestrator.config.source_text import parse_text
 from orchestrator.errors import ConfigError
@@ -28,7 +29,11 @@ DRAFT_SECTIONS = {
 }
 
 
-_NEEDED = {"model": {"source": "x"}, "index": {"path": "x.drafts"}}
+_NEEDED = {
+    "model": {"source": "x"},
+    "index": {"path": "x.drafts"},
+    "endpoint": {"method": "model", "endpoint": "http://x:8080"},
+}
 
 
 def read_documented() -> dict[str, str]:
@@ -123,9 +128,9 @@ def read_described() -> dict[str, str]:
         for key, value in section["properties"].items():
             if prefix == "models[]." and value == schema["$defs"]["Target"]["properties"].get(key):
                 continue  # as in `model`
-            if "discriminator" in value.get("items", {}) and not prefix:  # elsewhere: as there
-                for tag, place in value["items"]["discriminator"]["mapping"].items():
-                    walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{key}[{tag}].")
+            if key == "drafts" and not prefix:  # elsewhere: as there
+                for tag, kind in DRAFTS.items():
+                    walk(schema["$defs"][kind.__name__], f"{key}[{tag}].")
                 continue
             for place in (one["items"]["$ref"] for one in value.get("oneOf", []) if "items" in one):
                 walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[].")

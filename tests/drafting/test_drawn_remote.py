@@ -20,6 +20,7 @@ from orchestrator.worker.draft_server import server
 from orchestrator.worker.draft_server.shared import DraftSession, SharedAnswer, SharedDrafter
 from orchestrator.worker.drafting.port import Ask, Draft
 from orchestrator.worker.drafting.protocol import DraftResponse, WireDraft, check_guess
+from orchestrator.worker.drafting.remote.connection import WorkerGreeter
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from policies.sampling import PROPOSAL_WIDTH, DraftDistribution, Sampling, propose
 from tests.engine.test_drawn_drafts import LENGTH, chances, draft_model, submits, unlike
@@ -64,8 +65,7 @@ def remote() -> Iterator[InStep]:
     reports: list[DraftLink] = []
     drafter = InStep(
         "model",
-        fingerprint=FINGERPRINT,
-        device="SIM",
+        greet=WorkerGreeter(FINGERPRINT, "SIM"),
         limits=RemoteLimits(),
         clock=SystemClock(),
         report=reports.append,

@@ -27,6 +27,7 @@ from orchestrator.worker.drafting.protocol import (
     WireDraft,
     pack_proposal,
 )
+from orchestrator.worker.drafting.remote.connection import WorkerGreeter
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from policies.sampling import DraftDistribution, Sampling
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of
@@ -73,8 +74,7 @@ def remote(door: LinkEndpoint | None = None, **limits: float) -> Iterator[tuple[
     reports: list[DraftLink] = []
     drafter = RemoteDrafter(
         "knowing",
-        fingerprint=FINGERPRINT,
-        device="SIM",
+        greet=WorkerGreeter(FINGERPRINT, "SIM"),
         limits=RemoteLimits(**limits),
         clock=SystemClock(),
         report=reports.append,

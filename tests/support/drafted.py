@@ -10,6 +10,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.ready import Ready
+from orchestrator.worker.drafting.remote.connection import WorkerGreeter
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
@@ -26,8 +27,7 @@ def target(options: dict[str, Any]) -> WorkerEngine:
         model = toy(script=options["script"])
         drafter = RemoteDrafter(
             "knowing",
-            fingerprint=FINGERPRINT,
-            device="SIM",
+            greet=WorkerGreeter(FINGERPRINT, "SIM"),
             limits=RemoteLimits(**options["limits"]),
             clock=SystemClock(),
             report=emit,

@@ -89,7 +89,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """The draft's side. `refusal` is empty where it serves; its vocabulary must be the expected one. `apart`: drafting
-    while the target verifies takes nothing away from it; `runs_ahead`: it does so unasked."""
+    while the target verifies takes nothing away from it; `runs_ahead`: it does so unasked. `most_sequences`: for so
+    many it drafts at a time, those that began first (0: for all)."""
 
     version: int
     drafter: DrafterState
@@ -98,6 +99,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     apart: bool = True
     runs_ahead: bool = False
     refusal: str = ""
+    most_sequences: int = 0
 
 
 class Begin(msgspec.Struct, frozen=True, tag="b", array_like=True):

@@ -10,16 +10,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from adapters import own_tokenizer
 from adapters.contract import DeviceLost, ModelRefused
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_store import ModelReplaced, ModelStore
-from adapters.tokenizer import load_tokenizer
+from adapters.tokenizer import Tokenizer, load_tokenizer
 from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_at_hand, vocabulary_from, vocabulary_in
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.draft_messages import AttachDraft, DrafterState, DraftLink
 from orchestrator.protocol.load_options import (
     DraftOptions,
+    EndpointDraftOptions,
     EngineOptions,
     IndexOptions,
     ModelDraftOptions,
@@ -31,10 +33,12 @@ from orchestrator.worker.drafting.cascade import Cascade, ContinuingDrafter, cou
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.guard import FailedDrafter, GuardedDrafter
 from orchestrator.worker.drafting.index import IndexDrafter
+from orchestrator.worker.drafting.llama_server.greeting import LlamaServer, ServerGreeter
 from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.drafting.prediction import PredictionDrafter
+from orchestrator.worker.drafting.remote.connection import WorkerGreeter
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.drafting.retokenize import Bridge
 from orchestrator.worker.drafting.suffix import SuffixDrafter
@@ -46,6 +50,8 @@ from orchestrator.worker.loading.statistics import NO_STATISTICS, FoundStatistic
 from orchestrator.worker.measuring.watched import SomeSlots
 from policies.models.vocabulary import Match, compare, refusal
 from policies.serving.canary import CanaryVariant
+
+_RETRY_S = 30.0  # until a server is tried again that cannot draft for the target: another model may be served there
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +135,24 @@ class Remotes:
     def build(self, draft: ModelDraftOptions, remote: RemoteOptions, fingerprint: str, device: str) -> RemoteDrafter:
         drafter = RemoteDrafter(
             draft.name,
-            fingerprint=fingerprint,
-            device=device,
+            greet=WorkerGreeter(fingerprint, device),
             limits=RemoteLimits(remote.max_wait_ms, remote.answer_timeout_s),
             clock=SystemClock(),
             report=self._report,
         )
         self._drafters.setdefault(draft.name, []).append(drafter)
+        return drafter
+
+    def connect(self, draft: EndpointDraftOptions, tokenizer: Tokenizer) -> RemoteDrafter:
+        """Return a drafter that connects to its llama-server, which must have this tokenizer's vocabulary."""
+        drafter = RemoteDrafter(
+            draft.name,
+            greet=ServerGreeter(draft.name, tokenizer, draft.overlap, draft.answer_timeout_s),
+            limits=RemoteLimits(draft.max_wait_ms, draft.answer_timeout_s, _RETRY_S),
+            clock=SystemClock(),
+            report=self._report,
+        )
+        drafter.attach(LlamaServer(draft.endpoint, draft.api_key_file))
         return drafter
 
     def attach(self, command: AttachDraft) -> None:
@@ -216,7 +233,7 @@ class _DrafterBuilder:
         with ExitStack() as until_built:
             for draft in drafts:
                 drafter = guarded = self._build(draft, cheaper)
-                if not isinstance(draft, ModelDraftOptions) or draft.remote is None or self.remotes is None:
+                if not self._is_apart(draft):
                     guarded = GuardedDrafter(drafter)
                     if isinstance(drafter, ContinuingDrafter):
                         cheaper.append(guarded)
@@ -226,6 +243,12 @@ class _DrafterBuilder:
         # One alone, too: its word is calibrated there.
         return ChainDrafter(built, PredictionDrafter(SystemClock())) if built else None
 
+    def _is_apart(self, draft: DraftOptions) -> bool:
+        """Return whether a draft is made in another process."""
+        if isinstance(draft, EndpointDraftOptions):
+            return True
+        return isinstance(draft, ModelDraftOptions) and draft.remote is not None and self.remotes is not None
+
     def _build(self, draft: DraftOptions, cheaper: Sequence[ContinuingDrafter]) -> Drafter:
         if isinstance(draft, SuffixOptions):
             statistics = find_statistics(draft, self.options.model, self.target)
@@ -234,6 +257,8 @@ class _DrafterBuilder:
             return suffix
         if isinstance(draft, IndexOptions):
             return self._build_index(draft)
+        if isinstance(draft, EndpointDraftOptions):
+            return self._build_endpoint(draft)
         try:
             if draft.remote is not None and self.remotes is not None:
                 return self._build_remote(draft, draft.remote, self.remotes)
@@ -265,6 +290,15 @@ class _DrafterBuilder:
         drafter = remotes.build(draft, remote, pair.draft_fingerprint, self.target.model.capabilities.device)
         return drafter if pair.match is not Match.DIFFERS else translating(drafter, self.target, tokenizer_dir)
 
+    def _build_endpoint(self, draft: EndpointDraftOptions) -> Drafter:
+        remotes = self.remotes or Remotes(_tell_nobody)
+        if not draft.tokenizer:
+            return remotes.connect(draft, load_tokenizer(self.target.tokenizer_dir))
+        model = self.options.model
+        store, base = ModelStore(Path(model.store)), Path(model.base)
+        directory = str(own_tokenizer.prepare_own_tokenizer(store, draft.tokenizer, base, None, self.progress))
+        return translating(remotes.connect(draft, load_tokenizer(directory)), self.target, directory)
+
     def _build_model(self, draft: ModelDraftOptions, cheaper: Sequence[ContinuingDrafter]) -> Drafter:
         def report_stage(stage: str, fraction: float) -> None:
             self.progress(f"{draft.name}: {stage}", fraction)
@@ -291,6 +325,10 @@ class _DrafterBuilder:
         )
         drafter.measure()
         return translating(drafter, self.target, tokenizer_dir) if differs else drafter
+
+
+def _tell_nobody(link: DraftLink) -> None:
+    """How a link does is not asked where no daemon listens."""
 
 
 def build_suffix(

@@ -113,7 +113,7 @@ class DraftWorkers:
         self._shares.note_link(replica, link)
         worker = self._find_assigned(link.name, replica)
         if worker is None:
-            return []
+            return [] if link.name in self._pools else [_log_endpoint(replica, link)]
         alone = len(self._shares.list_targets(worker)) == 1
         actions = worker.observe_link(replica, link, now_s, alone=alone)
         if link.state == "hung" and worker.suspected:
@@ -295,6 +295,13 @@ class DraftWorkers:
             return []
         self._look_at_s = now_s + max(0.0, look_s)
         return [WakeAfter(max(0.0, look_s))]
+
+
+def _log_endpoint(replica: str, link: DraftLink) -> LogLine:
+    """Return what is logged of a drafter that is no worker of ours."""
+    if link.state == "connected":
+        return LogLine("info", "draft %s of %s is connected to its endpoint", (link.name, replica))
+    return LogLine("warning", "draft %s of %s: its endpoint is %s: %s", (link.name, replica, link.state, link.reason))
 
 
 class _Wanted:

@@ -1,4 +1,4 @@
-"""Connects to a draft worker in the background, as often as it takes."""
+"""Connects to what drafts in another process in the background, as often as it takes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from adapters.framing import ProtocolError
 from device_profiles.units import MS_PER_S
@@ -14,7 +15,7 @@ from orchestrator.machine.cores import effective_cores
 from orchestrator.protocol.draft_messages import DraftLink
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import GREETING_S, LinkLost, host_id, knock
-from orchestrator.worker.drafting.protocol import VERSION, Hello, Link, Welcome
+from orchestrator.worker.drafting.protocol import VERSION, DraftLines, DraftRequest, DraftResponse, Hello, Link, Welcome
 
 # ADR 0017: in the background, so it only says how soon drafts come back. Not tuned.
 FIRST_BACKOFF_S = 0.05
@@ -23,52 +24,111 @@ MAX_BACKOFF_S = 2.0
 
 
 class Refusal(Exception):
-    """The draft worker cannot serve this target; trying again changes nothing."""
+    """The other side cannot draft for this target; trying again at once changes nothing."""
+
+
+class DraftChannel(Protocol):
+    """What a drafter says to the other side, and hears of it: drafting.protocol.Link has it by frames."""
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    @property
+    def received_bytes(self) -> int: ...
+
+    def send(self, message: DraftRequest) -> None:
+        """Say a request, without waiting. Raises LinkLost."""
+        ...
+
+    def flush(self) -> None:
+        """Send what is left, as far as it goes without waiting. Raises LinkLost."""
+        ...
+
+    def drafts(self, timeout_s: float) -> DraftResponse | DraftLines | None:
+        """Return the other side's next word; None when there is none within `timeout_s`. Raises LinkLost,
+        ProtocolError."""
+        ...
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
     """A link that was made, what the other side said first, and what it took until that had come."""
 
-    link: Link
+    link: DraftChannel
     welcome: Welcome
     greeting_ms: float
+
+
+Connect = Callable[[], Connection]
+"""Makes a connection. Raises LinkLost, ProtocolError, and Refusal where the drafts cannot be this target's tokens."""
+
+
+class WorkerGreeter:
+    """Makes connections to draft workers. `fingerprint` is what their vocabulary must have, `device` is where the
+    target runs."""
+
+    def __init__(self, fingerprint: str, device: str) -> None:
+        self._fingerprint = fingerprint
+        self._device = device
+        self._target = secrets.token_hex(8)
+
+    def __call__(self, endpoint: LinkEndpoint) -> Connection:
+        """See Connect."""
+        link = Link(knock(endpoint))
+        try:
+            started_s = time.perf_counter()
+            link.send(Hello(VERSION, host_id(), self._device, effective_cores(), self._target))
+            welcome = link.welcome(GREETING_S)
+            greeting_ms = (time.perf_counter() - started_s) * MS_PER_S
+            if welcome.refusal:
+                raise Refusal(welcome.refusal)
+            if self._fingerprint != welcome.vocabulary_fingerprint:
+                raise Refusal(
+                    f"{welcome.drafter.source or welcome.drafter.name} has another vocabulary than the target: its "
+                    "tokens mean other text; choose a draft of the target's family"
+                )
+        except BaseException:
+            link.close()
+            raise
+        return Connection(link, welcome, greeting_ms)
 
 
 class ConnectionThread:
     """Makes links for one drafter; `take` hands over the newest. All methods are thread-safe.
 
-    `check` raises Refusal for a welcome that does not fit. `report` hears of every change, from any thread.
+    `report` hears of every change, from any thread. After a Refusal it tries again in `retry_s`; None: it does not.
     """
 
-    def __init__(
-        self, name: str, device: str, check: Callable[[Welcome], None], report: Callable[[DraftLink], None]
-    ) -> None:
+    def __init__(self, name: str, report: Callable[[DraftLink], None], retry_s: float | None = None) -> None:
         self._name = name
-        self._device = device
-        self._target = secrets.token_hex(8)
-        self._check = check
         self._report = report
+        self._retry_s = retry_s
         self._changed = threading.Condition()
-        self._endpoint: LinkEndpoint | None = None
+        self._connect: Connect | None = None
         self._wanted = self._closed = False
+        self._pause_s = 0.0
         self._made: Connection | None = None
         self._thread: threading.Thread | None = None
 
-    def aim(self, endpoint: LinkEndpoint) -> None:
+    def aim(self, connect: Connect) -> None:
+        """Make links by this from now on."""
         with self._changed:
             if self._closed:
                 return
-            self._endpoint, self._wanted = endpoint, True
+            self._connect, self._wanted, self._pause_s = connect, True, 0.0
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"connect {self._name}", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
-    def again(self) -> None:
-        """The link was lost: connect to the same endpoint once more."""
+    def again(self, pause_s: float = 0.0) -> None:
+        """The link was lost: connect to the same endpoint once more, after a pause."""
         with self._changed:
-            self._wanted = self._endpoint is not None
+            self._wanted, self._pause_s = self._connect is not None, pause_s
             self._changed.notify_all()
 
     def take(self) -> Connection | None:
@@ -90,51 +150,45 @@ class ConnectionThread:
 
     def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
-        while (endpoint := self._next_endpoint()) is not None:
+        while (connect := self._next_connect()) is not None:
             try:
-                made = self._connect(endpoint)
+                made = connect()
             except (LinkLost, ProtocolError) as error:
                 self._report(DraftLink(self._name, "lost", str(error)))
-                with self._changed:
-                    if endpoint is self._endpoint and not self._closed:
-                        self._changed.wait(backoff_s)
-                    backoff_s = min(MAX_BACKOFF_S, 2.0 * backoff_s) if endpoint is self._endpoint else FIRST_BACKOFF_S
+                self._pause(connect, backoff_s)
+                backoff_s = min(MAX_BACKOFF_S, 2.0 * backoff_s) if connect is self._connect else FIRST_BACKOFF_S
             except Refusal as error:
-                self._give_up(endpoint, str(error))
+                self._refuse(connect, str(error))
             else:
                 backoff_s = FIRST_BACKOFF_S
-                self._hand_over(endpoint, made)
+                self._hand_over(connect, made)
 
-    def _next_endpoint(self) -> LinkEndpoint | None:
+    def _next_connect(self) -> Connect | None:
         with self._changed:
             while not (self._wanted or self._closed):
                 self._changed.wait()
-            return None if self._closed else self._endpoint
+            pause_s, self._pause_s = self._pause_s, 0.0
+            connect = self._connect
+        if connect is not None and pause_s:
+            self._pause(connect, pause_s)
+        return None if self._closed else self._connect
 
-    def _connect(self, endpoint: LinkEndpoint) -> Connection:
-        link = Link(knock(endpoint))
-        try:
-            started_s = time.perf_counter()
-            link.send(Hello(VERSION, host_id(), self._device, effective_cores(), self._target))
-            welcome = link.welcome(GREETING_S)
-            greeting_ms = (time.perf_counter() - started_s) * MS_PER_S
-            if welcome.refusal:
-                raise Refusal(welcome.refusal)
-            self._check(welcome)
-        except BaseException:
-            link.close()
-            raise
-        return Connection(link, welcome, greeting_ms)
-
-    def _give_up(self, endpoint: LinkEndpoint, reason: str) -> None:
+    def _pause(self, connect: Connect, seconds: float) -> None:
+        """Wait so long, unless another endpoint is named meanwhile."""
         with self._changed:
-            if endpoint is self._endpoint:
+            self._changed.wait_for(lambda: self._closed or self._connect is not connect, seconds)
+
+    def _refuse(self, connect: Connect, reason: str) -> None:
+        with self._changed:
+            if connect is self._connect and self._retry_s is None:
                 self._wanted = False
         self._report(DraftLink(self._name, "refused", reason))
+        if self._retry_s is not None:
+            self._pause(connect, self._retry_s)
 
-    def _hand_over(self, endpoint: LinkEndpoint, made: Connection) -> None:
+    def _hand_over(self, connect: Connect, made: Connection) -> None:
         with self._changed:
-            if endpoint is not self._endpoint or self._closed:
+            if connect is not self._connect or self._closed:
                 made.link.close()  # another endpoint was named meanwhile
                 return
             self._wanted = False

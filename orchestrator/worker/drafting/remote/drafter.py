@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from itertools import islice
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,11 +19,10 @@ from adapters.framing import ProtocolError
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState, DraftLink, RemoteState
-from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import LinkLost
 from orchestrator.worker.drafting import protocol as wire
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
-from orchestrator.worker.drafting.remote.connection import ConnectionThread, Refusal
+from orchestrator.worker.drafting.remote.connection import Connection, ConnectionThread, DraftChannel
 from orchestrator.worker.drafting.remote.sequence import RemoteSequence, RoundTrip
 from policies.sampling import Sampling
 from policies.speculation import draft_wait
@@ -38,10 +39,12 @@ _IN_TIME = 0.9
 @dataclass(frozen=True, slots=True)
 class RemoteLimits:
     """`max_wait_ms` bounds what a round waits for drafts. A process that has not answered for `answer_timeout_s` is
-    given up as hung."""
+    given up as hung. One that hangs is tried again, and one that talks nonsense or cannot draft for this target after
+    `retry_s`. None: it is ended and started anew, and another endpoint will be named."""
 
     max_wait_ms: float = 100.0
     answer_timeout_s: float = 20.0
+    retry_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class _Counts:
     ahead_now: tuple[int, int] = (0, 0)
     bytes_before: tuple[int, int] = (0, 0)  # sent and received over earlier connections
 
-    def bytes_with(self, link: wire.Link | None) -> tuple[int, int]:
+    def bytes_with(self, link: DraftChannel | None) -> tuple[int, int]:
         sent, received = self.bytes_before
         return (sent, received) if link is None else (sent + link.sent_bytes, received + link.received_bytes)
 
@@ -76,30 +79,29 @@ class _Counts:
 
 
 class RemoteDrafter:
-    """Implements drafting.port.Drafter. `fingerprint` is what its vocabulary must have, `device` is where the
-    target runs. `report` hears of every change of the connection, from any thread."""
+    """Implements drafting.port.Drafter. `greet` makes a connection to an endpoint, in a thread: see
+    connection.Connect. `report` hears of every change of the connection, from any thread."""
 
     def __init__(
         self,
         name: str,
         *,
-        fingerprint: str,
-        device: str,
+        greet: Callable[[Any], Connection],
         limits: RemoteLimits,
         clock: Clock,
         report: Callable[[DraftLink], None],
     ) -> None:
         self.name = name
-        self._draft_vocabulary = 0
-        self._fingerprint = fingerprint
+        self._greet = greet
+        self._draft_vocabulary = self._most_sequences = 0
         self._limits = limits
         self._clock = clock
         self._tell = report
-        self._state, self._reason = "starting", "its process is being started"
+        self._state, self._reason = "starting", "it is not connected yet"
         self._described = DrafterState(name, "model")
         self._apart = self._runs_ahead = False
-        self._connector = ConnectionThread(name, device, self._check, self._report)
-        self._link: wire.Link | None = None
+        self._connector = ConnectionThread(name, self._report, limits.retry_s)
+        self._link: DraftChannel | None = None
         self._sequences: dict[str, RemoteSequence] = {}
         self._begun: dict[int, RemoteSequence] = {}  # by the number that its Begin has on this connection
         self._begins = 0
@@ -112,9 +114,9 @@ class RemoteDrafter:
         self._lead = 0
         self._counts = _Counts()
 
-    def attach(self, endpoint: LinkEndpoint) -> None:
-        """Draft by the process at this endpoint from now on. Thread-safe."""
-        self._connector.aim(endpoint)
+    def attach(self, endpoint: Any) -> None:
+        """Draft by the process at this endpoint, one that `greet` takes, from now on. Thread-safe."""
+        self._connector.aim(partial(self._greet, endpoint))
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         sequence = self._sequences[key] = RemoteSequence(key, list(tokens), sampling)
@@ -139,7 +141,8 @@ class RemoteDrafter:
         try:
             self._take_new_link()
             if self._link is not None:
-                self._exchange(self._link, [ask for ask in asks if ask.key in self._sequences and not ask.cheap_only])
+                served = set(islice(self._sequences, self._most_sequences or None))
+                self._exchange(self._link, [ask for ask in asks if ask.key in served and not ask.cheap_only])
         except LinkLost as error:
             self._drop("lost", str(error))
         except ProtocolError as error:
@@ -192,7 +195,7 @@ class RemoteDrafter:
         self._begun[self._begins] = sequence
         return wire.Begin(sequence.key, list(sequence.tokens), sequence.sampling)
 
-    def _exchange(self, link: wire.Link, asks: list[Ask]) -> None:
+    def _exchange(self, link: DraftChannel, asks: list[Ask]) -> None:
         """Say what happened, ask for drafts where none are awaited, and take in what comes in time."""
         self._take(link, 0.0)
         now_s = self._clock.monotonic_s()
@@ -228,7 +231,7 @@ class RemoteDrafter:
         self._wait(link, self._pending, round_ms)
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 
-    def _wait(self, link: wire.Link, request: _PendingRequest, round_ms: float) -> None:
+    def _wait(self, link: DraftChannel, request: _PendingRequest, round_ms: float) -> None:
         """Wait for an answer as long as its round does; not on for what is left to gain where lines that were under way
         serve the round. Raises LinkLost, ProtocolError."""
         self._waits = request.wait_ms > 0.0
@@ -248,7 +251,7 @@ class RemoteDrafter:
         finally:
             self._waits = False
 
-    def _take(self, link: wire.Link, timeout_s: float) -> None:
+    def _take(self, link: DraftChannel, timeout_s: float) -> None:
         """Take in all that has come: an answer, and what was drafted ahead; wait so long for the first of it. Raises
         LinkLost, ProtocolError."""
         for _ in range(_MOST_MESSAGES):
@@ -351,7 +354,7 @@ class RemoteDrafter:
         self._pending = None
         self._state, self._reason = "ok", ""
         self._described, self._apart, self._runs_ahead = welcome.drafter, welcome.apart, welcome.runs_ahead
-        self._draft_vocabulary = welcome.vocabulary_size
+        self._draft_vocabulary, self._most_sequences = welcome.vocabulary_size, welcome.most_sequences
         self._counts.connections += 1
         self._counts.ahead = [self._counts.ahead_of(0), self._counts.ahead_of(1)]
         self._counts.ahead_now = (0, 0)
@@ -373,6 +376,8 @@ class RemoteDrafter:
         self._report(DraftLink(self.name, state, reason))
         if state == "lost":
             self._connector.again()
+        elif self._limits.retry_s is not None:
+            self._connector.again(self._limits.retry_s if state == "garbage" else 0.0)
 
     def _report(self, link: DraftLink) -> None:
         if link.state != "connected":  # it is "ok" when the loop takes the link
@@ -380,11 +385,3 @@ class RemoteDrafter:
                 return  # it tries on, and nothing has changed
             self._state, self._reason = link.state, link.reason
         self._tell(link)
-
-    def _check(self, welcome: wire.Welcome) -> None:
-        """Raise Refusal where the drafts cannot be this target's tokens."""
-        if self._fingerprint != welcome.vocabulary_fingerprint:
-            raise Refusal(
-                f"{welcome.drafter.source or welcome.drafter.name} has another vocabulary than the target: its tokens "
-                "mean other text; choose a draft of the target's family"
-            )

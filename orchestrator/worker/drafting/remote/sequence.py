@@ -30,9 +30,10 @@ class RoundTrip:
 @dataclass(slots=True, eq=False)
 class RemoteSequence:
     """One running sequence: its tokens are all that a new process must be told. `guess` continues the first `base`
-    tokens; `open`: it is not known yet how much of it the target chose. `met`: there was a guess once, so the other
-    side has read the prompt. `line` and `branches` are what it drafted ahead for several outcomes, behind the first
-    `lines_base` tokens; a branch by how many tokens of the line it begins with, and the one that comes then."""
+    tokens; `open`: it is not known yet how much of it the target chose. `met`: the other side has read the prompt: it
+    guessed once, or said that it will not. `line` and `branches` are what it drafted ahead for several outcomes, behind
+    the first `lines_base` tokens; a branch by how many tokens of the line it begins with, and the one that comes
+    then."""
 
     key: str
     tokens: list[int]
@@ -61,7 +62,7 @@ class RemoteSequence:
             self.branches.clear()
         self.lines_base, self.line = base, line
         self.branches.update(branches)
-        self.met = self.met or bool(line.tokens)
+        self.met = True
 
     def drop_lines(self) -> None:
         """Forget what was drafted ahead: it came over a link that is gone."""

@@ -27,6 +27,7 @@ from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding, tpo
 from orchestrator.recommend.run import encode_prompts, warm_up
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.port import Ask
+from orchestrator.worker.drafting.remote.connection import WorkerGreeter
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.loading.drafters import remote_pair
 from orchestrator.worker.loading.engine import build_loop
@@ -169,8 +170,7 @@ def connect_drafter(target: LoadedSource, options: EngineOptions, endpoint: Link
     states: list[str] = []
     drafter = RemoteDrafter(
         draft.name,
-        fingerprint=compared.draft_fingerprint,
-        device=target.model.capabilities.device,
+        greet=WorkerGreeter(compared.draft_fingerprint, target.model.capabilities.device),
         limits=RemoteLimits(remote.max_wait_ms, remote.answer_timeout_s),
         clock=SystemClock(),
         report=lambda link: states.append(link.state),
