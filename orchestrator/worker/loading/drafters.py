@@ -33,7 +33,6 @@ from orchestrator.worker.drafting.cascade import Cascade, ContinuingDrafter, cou
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.guard import FailedDrafter, GuardedDrafter
 from orchestrator.worker.drafting.index import IndexDrafter
-from orchestrator.worker.drafting.llama_server.greeting import LlamaServer, ServerGreeter
 from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.port import Drafter
@@ -145,6 +144,9 @@ class Remotes:
 
     def connect(self, draft: EndpointDraftOptions, tokenizer: Tokenizer) -> RemoteDrafter:
         """Return a drafter that connects to its llama-server, which must have this tokenizer's vocabulary."""
+        # Most workers ask nobody over HTTP: its client is loaded for those that do.
+        from orchestrator.worker.drafting.llama_server.greeting import LlamaServer, ServerGreeter
+
         drafter = RemoteDrafter(
             draft.name,
             greet=ServerGreeter(draft.name, tokenizer, draft.overlap, draft.answer_timeout_s),
