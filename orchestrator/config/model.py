@@ -395,9 +395,18 @@ class ClusterConfig(Section):
 
     @property
     def own_targets(self) -> list[tuple[Place, OwnTarget]]:
-        """Return the ways in which workers run the target, with their places in the file: `model` for all replicas
-        that have none of their own, then those that have, then the standbys."""
-        own = [(self.find_place("failover", "standby", n), standby) for n, standby in enumerate(self.failover.standby)]
+        """Return the ways in which workers run the target, with their places in the file: replicas, then standbys."""
+        return [*self.own_replicas, *self.own_standbys]
+
+    @property
+    def own_standbys(self) -> list[tuple[Place, OwnTarget]]:
+        """Return the standbys, with their places in the file."""
+        return [(self.find_place("failover", "standby", n), standby) for n, standby in enumerate(self.failover.standby)]
+
+    @property
+    def own_replicas(self) -> list[tuple[Place, OwnTarget]]:
+        """Return the ways in which replicas run the target: that of `model` for all that have none of their own, then
+        theirs. Endpoints are left out."""
         replicas = [
             (self.find_place("model", "replicas", n), replica)
             for n, replica in enumerate(self.model.placements)
@@ -406,7 +415,7 @@ class ClusterConfig(Section):
         plain = [replica for _, replica in replicas if not replica.own_model]
         first = sorted(plain, key=lambda replica: replica.host != THIS_NODE)[:1]
         unlike = [(at, replica) for at, replica in replicas if replica.own_model]
-        return [*((self.find_place("model", "device")[:-1], replica) for replica in first), *unlike, *own]
+        return [*((self.find_place("model", "device")[:-1], replica) for replica in first), *unlike]
 
     @property
     def all_drafts(self) -> list[tuple[tuple[str | int, ...], AnyDraft]]:

@@ -232,9 +232,10 @@ def test_a_device_of_torch_is_judged_by_its_driver_without_loading_torch(monkeyp
     with pytest.raises(Unsupported, match="no driver"):
         check_device("torch_device", "CUDA:0")
     (tmp_path / "driver").touch()
-    monkeypatch.setattr(device_check, "with_nvml", lambda ask: ask(SimpleNamespace(nvmlDeviceGetCount=lambda: 2)))
+    nvml = SimpleNamespace(nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=str)
+    monkeypatch.setattr(device_check, "with_nvml", lambda ask: ask(nvml))
     assert check_device("torch_device", "CUDA:1")
-    with pytest.raises(Unsupported, match="has 2, numbered from 0"):
+    with pytest.raises(Unsupported, match="there are 2, numbered from 0"):
         check_device("torch_device", "CUDA:2")
     with pytest.raises(Unsupported, match="CPU, CUDA:0"):
         check_device("torch_device", "GPU")

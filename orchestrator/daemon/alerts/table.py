@@ -156,8 +156,8 @@ ALERTS = (
         "lost requests, while another replica serves. A replica that still loads is not counted.",
         "`outrider health` names the worker and says why; `outrider plan diff` says what the plan lacks.",
         "Mend what it names. Where `model.alike` is true, tokens that would differ need one precision "
-        "(`model.activations`) and one set of library versions. `outrider reload` starts workers anew where a key of theirs or the model is another one; else "
-        "restart the daemon.",
+        "(`model.activations`) and one set of library versions. `outrider reload` starts workers anew where a key of "
+        "theirs or the model is another one; else restart the daemon.",
     ),
     Alert(
         "OutriderFailover",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import admin_socket_path, state_directory, store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place
-from orchestrator.config.target import AUTO, THIS_NODE, Target
+from orchestrator.config.target import AUTO, THIS_NODE, OwnTarget, Target
 from orchestrator.daemon.bootstrap.memory_fit import list_kv_misfits
 from orchestrator.daemon.bootstrap.tracing import INSTALL as INSTALL_OTEL
 from orchestrator.daemon.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
@@ -166,13 +166,8 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
     for target in config.targets:
         model = target.model
         place, formats = target.find_place("model", "device")[:-1], _read_formats(model, model.exactness)
-        static = read_static_shapes(model)
         here = not elsewhere or any(placement.host == THIS_NODE for placement in model.placements)
-        for at, own in target.own_targets:
-            its = model.with_own(own)
-            for device in dict.fromkeys(list_rank_devices(its.device, its.tensor_parallel)):
-                own_formats, own_here = _read_formats(its, its.exactness), not elsewhere or own.host == THIS_NODE
-                yield _Load(at, its.source, its.adapter, device, own_formats, static, own_here)
+        yield from _list_target_loads(model, target.own_replicas, elsewhere=elsewhere)
         for index, shard in enumerate(model.shards):
             adapter = shard.adapter or model.adapter
             device = normalise_device(adapter, shard.device or model.device)
@@ -187,6 +182,17 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
             if isinstance(draft, ModelDraft):
                 model_fields = (draft.source, draft.adapter, draft.device, _read_formats(draft, Exactness.KERNEL))
                 yield _Load(at, *model_fields, read_static_shapes(draft), not elsewhere or draft.host == THIS_NODE)
+        yield from _list_target_loads(model, target.own_standbys, elsewhere=elsewhere)
+
+
+def _list_target_loads(
+    model: Target, targets: Iterable[tuple[Place, OwnTarget]], *, elsewhere: bool
+) -> Iterator[_Load]:
+    for at, own in targets:
+        its = model.with_own(own)
+        for device in dict.fromkeys(list_rank_devices(its.device, its.tensor_parallel)):
+            formats, here = _read_formats(its, its.exactness), not elsewhere or own.host == THIS_NODE
+            yield _Load(at, its.source, its.adapter, device, formats, read_static_shapes(its), here)
 
 
 def _list_load_problems(load: _Load, base: Path) -> Iterator[tuple[Place, str]]:
