@@ -138,7 +138,7 @@ async def test_many_prompts_that_fit_one_by_one_are_no_long_prompt():
 
 def test_each_choice_takes_a_place(tmp_path: Path):
     limits = "limits: {max_running: 2, max_waiting: 3}"
-    with running(configuration(tmp_path, extra=limits)) as daemon:
+    with running(configuration(tmp_path, script="base_ms=5", extra=limits)) as daemon:
         assert len(single(daemon, ["a"] * 5).choices) == 5
         with pytest.raises(openai.BadRequestError, match="6 choices, and 5 run or wait here") as refused:
             single(daemon, ["a", "b", "c"], n=2)
