@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Protocol
 
 from adapters.tokenizer import Tokenizer
@@ -118,8 +117,3 @@ class PieceIndex:
                 if token not in hidden and (piece := self._tokenizer.token_bytes(token)):
                     self._ids.setdefault(piece, []).append(token)
         return self._ids
-
-
-def cut_to_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Return the text of ids, with control tokens by their names, up to the last whole character."""
-    return tokenizer.decode(ids, skip_special=False).rstrip(_UNKNOWN)

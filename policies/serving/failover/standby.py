@@ -75,9 +75,6 @@ class FailoverSteps:
     look_s: float | None = None
 
 
-_NOTHING: Final = FailoverSteps()
-
-
 def plan_failover(target: TargetState, standbys: Sequence[StandbyState], rules: FailoverRules) -> FailoverSteps:
     hot = tuple(number for number, standby in enumerate(standbys) if _is_hot_and_down(standby) and target.began)
     active = tuple(number for number, standby in enumerate(standbys) if standby.active)
