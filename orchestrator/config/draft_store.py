@@ -88,6 +88,9 @@ def check_stores(drafts: Sequence[tuple[Place, str, DraftStoreOptions | None]], 
             continue
         if place[0] == "canary":
             raise file.refuse(at, "the canary has no store of its own: its requests are looked up in that of drafts")
+        if "replicas" in place:
+            why = "a replica has no store of its own: what it drafts from is looked up in that of the target's drafts"
+            raise file.refuse(at, why)
         if named is not None:
             why = f"a model has one store, which is that of {format_place(named)}; leave this one out"
             raise file.refuse(at, why)

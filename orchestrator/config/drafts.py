@@ -10,8 +10,7 @@ from pydantic import ByteSize, Discriminator, Field, Tag, field_validator
 
 from orchestrator.config.adapter_names import AdapterName, DeviceName
 from orchestrator.config.draft_store import MEMORY, DraftStoreOptions
-from orchestrator.config.section import Section, Size, is_http_url
-from orchestrator.config.target import (
+from orchestrator.config.model_keys import (
     MAX_REPLICAS,
     ActivationPrecision,
     Cores,
@@ -20,6 +19,7 @@ from orchestrator.config.target import (
     StaticShapesSection,
     WeightsPrecision,
 )
+from orchestrator.config.section import Section, Size, is_http_url
 
 
 class SuffixDraft(Section):
@@ -203,6 +203,13 @@ def draft_names(drafts: Sequence[AnyDraft], prefix: str = "") -> list[str]:
         before = sum(_name_kind(other) == name for other in drafts[:index])
         names.append(prefix + (f"{name}-{before + 1}" if before else name))
     return names
+
+
+def own_draft_names(drafts: Sequence[AnyDraft], number: int) -> list[str]:
+    """Return what the daemon calls the drafts of the replica whose item has this number. Those that are models have the
+    number in their names: draft workers are known by these, whoever they draft for."""
+    named = zip(drafts, draft_names(drafts), strict=True)
+    return [f"replica-{number}-{name}" if draft.method == "model" else name for draft, name in named]
 
 
 def _name_kind(draft: AnyDraft) -> str:

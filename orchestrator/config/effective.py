@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.config.changes import format_setting
+from orchestrator.config.further_target import find_first_place
 from orchestrator.config.load import admin_socket_path, state_directory, store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.section import Section
 from orchestrator.config.source_text import Lines, Place, format_place
+from orchestrator.config.target import Target
 
 _DIRECTORIES: Final[dict[Place, tuple[str, str]]] = {
     ("store", "directory"): ("CACHE_DIRECTORY", "XDG_CACHE_HOME"),
@@ -65,9 +67,20 @@ def _find_origin(place: Place, value: Any, path: Path, lines: Lines, *, given: b
     if given:
         near = next((place[:end] for end in range(len(place), 0, -1) if place[:end] in lines), ())
         return f"{path}:{lines.get(near, 1)}"
-    if value is None and place[0] == "models":
+    if value is None and place[0] == "models" and len(place) == 3:
         return f"as {place[2]}"
+    if value is None and "replicas" in place:
+        return _find_shared(place)
     return DEFAULT
+
+
+def _find_shared(place: Place) -> str:
+    """Return which key of its target an item of `replicas` takes a value from."""
+    key, target = str(place[-1]), place[: place.index("replicas")]
+    further = target[:-1] == ("models",)
+    if key in Target.model_fields or further:
+        return f"as {format_place((*target, key))}"
+    return f"as {find_first_place(key)}"
 
 
 def _derive(setting: Setting, config: ClusterConfig, path: Path) -> Setting | None:

@@ -6,12 +6,13 @@ from pydantic import Field
 
 from orchestrator.config.drafts import Draft, SuffixDraft
 from orchestrator.config.failover import FailoverSection
+from orchestrator.config.model_keys import Cores
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.routing import SloSection
 from orchestrator.config.section import Size
 from orchestrator.config.source_text import Place
 from orchestrator.config.speculation import Speculation
-from orchestrator.config.target import Cores, Target
+from orchestrator.config.target import Target
 
 _LIMITS = ("kv_cache", "max_running", "max_waiting", "max_batch_rows", "max_itl_ms")
 _DEVICES = ("cores", "threads")

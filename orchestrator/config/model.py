@@ -12,6 +12,7 @@ from orchestrator.config.drafts import AnyDraft, Draft, ModelDraft, SuffixDraft
 from orchestrator.config.failover import FailoverSection
 from orchestrator.config.further_target import FurtherTarget
 from orchestrator.config.hosts import ClusterHost, ClusterLinks
+from orchestrator.config.model_keys import Cores
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.routing import RoutingSection, SloSection
 from orchestrator.config.runtimes import AdaptersSection
@@ -20,7 +21,7 @@ from orchestrator.config.socket_place import DEFAULT_PORT
 from orchestrator.config.source_text import Place
 from orchestrator.config.sources import NOT_LOOKED, FoundSources
 from orchestrator.config.speculation import Canary, Speculation
-from orchestrator.config.target import AUTO, THIS_NODE, Cores, OwnTarget, Target
+from orchestrator.config.target import AUTO, THIS_NODE, OwnTarget, Target
 from orchestrator.config.tls import TlsSection
 from orchestrator.config.tracing import TracingSection
 
@@ -346,7 +347,11 @@ class ClusterConfig(Section):
         if not self.no_drafts:
             return self
         off = self.speculation.model_copy(update={"method": "off"})
-        return self.model_copy(update={"drafts": (), "canary": Canary(), "speculation": off})
+        changes: dict[str, object] = {"drafts": (), "canary": Canary(), "speculation": off}
+        if self.own_drafts:
+            plain = [replica.model_copy(update={"drafts": None}) for replica in self.model.placements]
+            changes["model"] = self.model.model_copy(update={"replicas": plain})
+        return self.model_copy(update=changes)
 
     def _view_further(self, index: int, further: FurtherTarget) -> ClusterConfig:
         view = self.model_copy(
@@ -418,10 +423,20 @@ class ClusterConfig(Section):
         return [*((self.find_place("model", "device")[:-1], replica) for replica in first), *unlike]
 
     @property
-    def all_drafts(self) -> list[tuple[tuple[str | int, ...], AnyDraft]]:
-        """Return every draft, the canary's too, with its place in the file."""
-        drafts: list[tuple[tuple[str | int, ...], AnyDraft]] = []
+    def own_drafts(self) -> list[tuple[Place, AnyDraft]]:
+        """Return the drafts that replicas have of their own, with their places in the file."""
+        return [
+            (self.find_place("model", "replicas", number, "drafts", index), draft)
+            for number, replica in enumerate(self.model.placements)
+            for index, draft in enumerate(replica.own_drafts or ())
+        ]
+
+    @property
+    def all_drafts(self) -> list[tuple[Place, AnyDraft]]:
+        """Return every draft, those of single replicas and the canary's too, with its place in the file."""
+        drafts: list[tuple[Place, AnyDraft]] = []
         drafts += [(self.find_place("drafts", index), draft) for index, draft in enumerate(self.drafts)]
+        drafts += self.own_drafts
         drafts += [(("canary", "drafts", index), draft) for index, draft in enumerate(self.canary_drafts)]
         return drafts
 

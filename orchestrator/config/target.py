@@ -10,27 +10,27 @@ from adapters.names import normalise_device
 from device_profiles.profile import Exactness
 from orchestrator.config.adapter_names import AUTO as AUTO
 from orchestrator.config.adapter_names import AdapterName, DeviceName, RuntimeName, ShardingName
+from orchestrator.config.drafts import Draft
+from orchestrator.config.model_keys import (
+    MAX_REPLICAS,
+    ActivationPrecision,
+    Cores,
+    DeviceLayers,
+    KvCachePrecision,
+    StaticShapesSection,
+    WeightsPrecision,
+)
 from orchestrator.config.section import Section, Size
-
-# Of one target on hand-written places; numbers from 64 on are standbys (control.replicas.standbys).
-MAX_REPLICAS = 64
 
 THIS_NODE = "here"
 """The daemon's own host, where a host is named."""
-
-WeightsPrecision = Literal["auto", "as_file", "fast", "int4", "int8", "fp8", "bf16", "fp16", "fp32"]
-ActivationPrecision = Literal["auto", "bf16", "fp16", "fp32"]
-KvCachePrecision = Literal["auto", "16bit", "8bit"]
 
 EngineName = Literal["auto", "vllm", "sglang", "llama_server", "trtllm", "ollama", "ovms", "tgi", "generic"]
 """`generic`: any with OpenAI's completions, of which nothing more is known."""
 ENDPOINT_KEYS: Final = frozenset({"model", "api_key_file", "engine"})
 """Keys of a replica that go with `endpoint`."""
-
-DeviceLayers = Literal["all"] | Annotated[int, Field(ge=0, le=10_000)]
-"""How many of a model's layers its device holds at most."""
-
-Cores = Annotated[list[Annotated[int, Field(ge=0, le=4095)]], Field(max_length=1024)]
+SPLITTING_KEYS: Final = frozenset({"shards", "tensor_parallel"})
+"""Keys that put one worker's target on several devices."""
 
 
 class Placement(Section):
@@ -73,6 +73,11 @@ class OwnTarget(Placement):
         return False
 
     @property
+    def own_drafts(self) -> tuple[Draft, ...] | None:
+        """Return its own drafters, None where it has those of the target."""
+        return None
+
+    @property
     def is_elsewhere(self) -> bool:
         """Return whether it has a runtime or a device of its own."""
         return self.adapter is not None or self.device is not None
@@ -87,6 +92,12 @@ class OwnTarget(Placement):
 class ReplicaTarget(OwnTarget):
     """An item of `model.replicas`: a worker that computes, or another engine's server that it asks."""
 
+    drafts: tuple[Draft, ...] | None = Field(default=None, max_length=4, strict=False)
+    """Its own drafters, written as `drafts`. An empty list is plain decoding. Left out: as `drafts`."""
+    shards: list[TargetShard] | None = Field(default=None, max_length=64)
+    """Its layers on several devices, written as `model.shards`. An empty list: all on its device."""
+    tensor_parallel: int | None = Field(default=None, ge=1, le=64)
+    """Over how many ranks each of its layers is split, as `model.tensor_parallel`."""
     endpoint: str = ""
     """The address of another engine's server, which serves this model: any with OpenAI's completions. Empty: the worker
     computes by itself."""
@@ -101,6 +112,15 @@ class ReplicaTarget(OwnTarget):
     @property
     def is_endpoint(self) -> bool:
         return bool(self.endpoint)
+
+    @property
+    def own_drafts(self) -> tuple[Draft, ...] | None:
+        return self.drafts
+
+    @property
+    def own_model(self) -> dict[str, Any]:
+        split = {name: value for name in sorted(SPLITTING_KEYS) if (value := getattr(self, name)) is not None}
+        return super().own_model | split
 
 
 class ReplicaBounds(Section):
@@ -157,22 +177,6 @@ class TargetShard(Section):
     def in_own_process(self) -> bool:
         """Return whether a process of its own runs it: one has its own host or cores."""
         return bool(self.host or self.cores)
-
-
-class StaticShapesSection(Section):
-    """How a model runs where shapes are static."""
-
-    static_shapes: Literal["auto", "on"] = "auto"
-    """Graphs of fixed shape, one sequence a forward (`openvino_rt`): `auto` where the device takes nothing else
-    (`NPU`), `on` also where it does not need them."""
-    static_context_tokens: int = Field(default=0, ge=0, le=131_072)
-    """With static shapes: the longest sequence, prompt and output, in tokens. Every forward attends over so many. 0:
-    what the model and the KV cache hold, at most 2048."""
-    static_prefill_rows: int = Field(default=128, ge=1, le=4096)
-    """With static shapes: the rows of a forward of a prompt; a graph is compiled for them."""
-    static_verify_rows: list[Annotated[int, Field(ge=1, le=256)]] = Field(default=[1, 4, 8], min_length=1, max_length=8)
-    """With static shapes: the rows of forwards that decode or verify, the draft's among them; a graph is compiled for
-    each."""
 
 
 class Target(StaticShapesSection):
@@ -245,9 +249,13 @@ class Target(StaticShapesSection):
         return endpoints or any(way != ways[0] for way in ways)
 
     def with_own(self, own: OwnTarget) -> Target:
-        """Return the target as one worker of it runs. One on another runtime or device is a whole target."""
-        whole = {"shards": [], "tensor_parallel": 1, "device_layers": "all"} if own.is_elsewhere else {}
-        model = self.model_copy(update=own.own_model | whole)
+        """Return the target as one worker of it runs. One on another runtime or device is a whole target, where it does
+        not say otherwise."""
+        mine = own.own_model
+        whole: dict[str, Any] = {"device_layers": "all"} if own.is_elsewhere else {}
+        if own.is_elsewhere or mine.keys() & SPLITTING_KEYS:  # one of the two ways to split takes the other's place
+            whole |= {"shards": [], "tensor_parallel": 1}
+        model = self.model_copy(update=whole | mine)
         return model.model_copy(update={"device": normalise_device(model.adapter, model.device)})
 
     def place(self, placements: list[OwnTarget]) -> Replicas:

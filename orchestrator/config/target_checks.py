@@ -16,12 +16,13 @@ from orchestrator.config.endpoint_checks import check_endpoint
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Place, SourceFile, format_place
 from orchestrator.config.speculation import Speculation
-from orchestrator.config.target import AUTO, OwnTarget, ReplicaBounds, ReplicaTarget, Target
+from orchestrator.config.target import AUTO, SPLITTING_KEYS, OwnTarget, ReplicaBounds, ReplicaTarget, Target
 from policies.models.vocabulary import Match, compare, refusal
 
 ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
 _OF_OWN_PROCESS = {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s", "workers"}
 _SPLITTING = "torch_device"
+_PLANNED = "the plan chooses how replicas compute; leave it out, or name model.adapter and model.device"
 _ROOM = "a second replica would compute on the same"
 
 
@@ -49,7 +50,10 @@ def check_speculation(config: ClusterConfig, file: SourceFile) -> None:
 
 def check_drafts(config: ClusterConfig, file: SourceFile) -> None:
     """Refuse keys of drafts that would change nothing, and draft stores that cannot be used. Raises ConfigError."""
+    own = [at for at, _ in config.own_drafts]
     for at, draft in _list_models(config):
+        if at in own and (key := _find_auto(draft)):
+            raise file.refuse((*at, key), "no plan chooses for one replica's drafts; name one")
         for key in sorted(draft.model_fields_set & _OF_OWN_PROCESS):
             why = ""
             if draft.process == "target":
@@ -110,9 +114,10 @@ def check_target(config: ClusterConfig, decoder: DecoderSizes | None, file: Sour
     if placement != ("placement",) and not config.planned:
         way_out = f"set {format_place((*placement[:-1], 'adapter'))} or device to auto, or leave it out"
         raise file.refuse(placement, f"goes with a plan; {way_out}")
-    _check_shards(config, decoder, file)
-    if config.model.tensor_parallel > 1 and (why := _refuse_ranks(config.model, decoder)):
-        raise file.refuse(config.find_place("model", "tensor_parallel"), why)
+    for at, model in _list_split(config):
+        _check_shards(at, model, config, decoder, file)
+        if model.tensor_parallel > 1 and (why := _refuse_ranks(model, decoder)):
+            raise file.refuse((*at, "tensor_parallel"), why)
     _check_device_layers(config, file)
 
 
@@ -131,6 +136,14 @@ def _list_placements(config: ClusterConfig) -> list[tuple[Place, OwnTarget]]:
     at: Place = ("model", "replicas") if bounds is None else ("model", "replicas", "places")
     placements = config.model.placements if bounds is None else bounds.places
     return [(config.find_place(*at, index), placement) for index, placement in enumerate(placements)]
+
+
+def _list_split(config: ClusterConfig) -> list[tuple[Place, Target]]:
+    """Return the target, and those of its replicas that are on several devices in a way of their own, with their
+    places."""
+    own = [(at, placement) for at, placement in _list_placements(config) if placement.own_model.keys() & SPLITTING_KEYS]
+    model = (config.find_place("model", "shards")[:-1], config.model)
+    return [model, *((at, config.model.with_own(placement)) for at, placement in own)]
 
 
 def _refuse_workers(workers: DraftWorkersSection) -> str:
@@ -163,6 +176,8 @@ def _check_replicas(config: ClusterConfig, file: SourceFile) -> None:
             raise file.refuse((*at, "host"), ONLY_ON_RAY)
         if isinstance(placement, ReplicaTarget):
             check_endpoint(at, placement, file, planned=config.planned, alike=config.model.alike)
+        if config.planned and placement.own_drafts is not None:
+            raise file.refuse((*at, "drafts"), _PLANNED)
         for key in placement.own_model:
             if why := _refuse_own(config, key, getattr(placement, key)):
                 raise file.refuse((*at, key), why)
@@ -171,9 +186,9 @@ def _check_replicas(config: ClusterConfig, file: SourceFile) -> None:
 def _refuse_own(config: ClusterConfig, key: str, value: object) -> str:
     """Return why a replica may not have a key of `model` of its own; "" where it may."""
     if config.planned:
-        return "the plan chooses how replicas compute; leave it out, or name model.adapter and model.device"
+        return _PLANNED
     common = getattr(config.model, key)
-    if config.model.alike and key != "device" and value != common:
+    if config.model.alike and key not in ("device", "shards") and value != common:
         return f"{value} has other bits than {common}, and model.alike is true; leave one of the two out"
     return ""
 
@@ -208,6 +223,8 @@ def _check_cores(config: ClusterConfig, file: SourceFile) -> None:
     named = [(config.find_place("devices", "cores"), config.devices.cores)]
     named += [((*at, "cores"), placement.cores) for at, placement in _list_placements(config)]
     named += [((*at, "cores"), draft.cores) for at, draft in _list_models(config)]
+    for at, model in _list_split(config):
+        named += [((*at, "shards", number, "cores"), shard.cores) for number, shard in enumerate(model.shards)]
     here = not config.cluster.on_ray or not config.cluster.address
     usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None
     for place, cores in named:
@@ -234,9 +251,12 @@ def _check_vocabularies(config: ClusterConfig, file: SourceFile) -> None:
             raise file.refuse(place, refusal(draft.source, comparison))  # else the worker compares them, too
 
 
-def _check_shards(config: ClusterConfig, decoder: DecoderSizes | None, file: SourceFile) -> None:
-    """Refuse layer shards that contradict the model's other keys, or its shape where that is known."""
-    model, place = config.model, config.find_place("model", "shards")
+def _check_shards(
+    at: Place, model: Target, config: ClusterConfig, decoder: DecoderSizes | None, file: SourceFile
+) -> None:
+    """Refuse layer shards that contradict the model's other keys, or its shape where that is known. `at`: of whose
+    they are."""
+    place = (*at, "shards")
     if not model.shards:
         return
     if len(model.shards) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from orchestrator.config.drafts import DRAFTS, METHODS, EndpointDraft, ModelDraf
 from orchestrator.config.further_target import OWN_KEYS, FurtherTarget, find_first_place
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, find_line, format_place, format_value
-from orchestrator.config.target import BOUNDED, COUNTED, PLACED, OwnTarget, ReplicaBounds, ReplicaTarget, Target
+from orchestrator.config.target import BOUNDED, COUNTED, PLACED, ReplicaBounds, ReplicaTarget, Target
 
 _KINDS = {
     "int_type": "must be an integer",
@@ -58,11 +58,9 @@ def place_of(error: ErrorDetails) -> Place:
     """Return where the error stands in the file: pydantic's place has the chosen `method` of a draft in it, or how the
     replicas are written."""
     place: Place = tuple(error["loc"])
-    if error["type"] in _TAG_ERRORS:
-        return (*place, "method")
-    if tag := _draft_at(place) or _replicas_at(place):
-        return (*place[:tag], *place[tag + 1 :])
-    return place
+    tags = {_draft_at(place), _replicas_at(place)} - {0}
+    written = tuple(part for index, part in enumerate(place) if index not in tags)
+    return (*written, "method") if error["type"] in _TAG_ERRORS else written
 
 
 def describe_error(error: ErrorDetails, root: type[BaseModel] = ClusterConfig) -> str:
@@ -145,10 +143,8 @@ def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
     model = root
     if at := _draft_at(place):
         model, place = DRAFTS[str(place[at])], place[at + 1 :]
-    if at := _replicas_at(place):
-        if place[at] != BOUNDED:
-            return ReplicaTarget
-        return OwnTarget if "places" in place else ReplicaBounds
+    elif at := _replicas_at(place):
+        model, place = ReplicaBounds if place[at] == BOUNDED else ReplicaTarget, place[at + 1 :]
     for part in place:
         if isinstance(part, str):
             model = _section_of(model.model_fields[part]) or model
@@ -157,8 +153,8 @@ def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
 
 def _draft_at(place: Place) -> int:
     """Return where a draft's method stands in pydantic's place; 0 for what is not in a draft."""
-    at = {"canary": 3, "models": 4}.get(str(place[0]), 2) if place else 2
-    return at if len(place) > at and place[at - 2] == "drafts" and place[at] in DRAFTS else 0
+    ends = range(2, len(place))
+    return next((at for at in ends if place[at - 2] == "drafts" and place[at] in DRAFTS), 0)
 
 
 def _replicas_at(place: Place) -> int:
@@ -170,8 +166,12 @@ def _replicas_at(place: Place) -> int:
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
-    candidates = (field.annotation, *getattr(field.annotation, "__args__", ()))
-    return next(
-        (candidate for candidate in candidates if isinstance(candidate, type) and issubclass(candidate, BaseModel)),
-        None,
-    )
+    return next(_list_sections(field.annotation), None)
+
+
+def _list_sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the sections that a type has in it, whatever is around them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from _list_sections(part)

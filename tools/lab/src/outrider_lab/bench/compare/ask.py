@@ -9,7 +9,8 @@ from typing import get_args
 import msgspec
 
 from orchestrator.config.load import default_config_path, load_config
-from orchestrator.config.target import AUTO, WeightsPrecision
+from orchestrator.config.model_keys import WeightsPrecision
+from orchestrator.config.target import AUTO
 from orchestrator.config.without_file import configure_model
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
