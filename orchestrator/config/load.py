@@ -30,7 +30,7 @@ from orchestrator.config.runtimes import check_runtimes, use_runtimes
 from orchestrator.config.socket_place import USUAL_PLACES, choose_socket, find_config_path
 from orchestrator.config.source_text import Lines, Place, SourceFile, format_place, parse_text, read_text
 from orchestrator.config.target import AUTO, Target
-from orchestrator.config.target_checks import check_canary, check_drafts, check_speculation, check_target
+from orchestrator.config.target_checks import check_canary, check_drafts, check_speculation, check_target, list_split
 from orchestrator.config.tracing import check_tracing
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
@@ -162,7 +162,11 @@ def _check_sources(config: ClusterConfig, file: SourceFile) -> DecoderSizes | No
     target's sizes, None where that is not known here. Raises ConfigError."""
     target, place = config.model, config.find_place("model", "source")
     sources: list[tuple[Place, str, str, Target | ModelDraft]] = [(place, target.source, target.adapter, target)]
-    others = [(config.find_place("model", "shards", n), shard.adapter) for n, shard in enumerate(target.shards)]
+    others = [
+        ((*at, "shards", number), shard.adapter)
+        for at, model in list_split(config)
+        for number, shard in enumerate(model.shards)
+    ]
     others += [(at, own.adapter or "") for at, own in config.own_targets]
     for at, adapter in others:
         if adapter:

@@ -60,6 +60,8 @@ def check_drafts(config: ClusterConfig, file: SourceFile) -> None:
                 why = "goes with process: own; add that, or leave the key out"
             elif key == "host" and draft.host and not config.cluster.on_ray:
                 why = ONLY_ON_RAY
+            elif key == "workers" and at in own:
+                why = "one replica has one worker of its own draft; leave the key out"
             elif key == "workers":
                 why = _refuse_workers(draft.workers)
             if why:
@@ -114,7 +116,7 @@ def check_target(config: ClusterConfig, decoder: DecoderSizes | None, file: Sour
     if placement != ("placement",) and not config.planned:
         way_out = f"set {format_place((*placement[:-1], 'adapter'))} or device to auto, or leave it out"
         raise file.refuse(placement, f"goes with a plan; {way_out}")
-    for at, model in _list_split(config):
+    for at, model in list_split(config):
         _check_shards(at, model, config, decoder, file)
         if model.tensor_parallel > 1 and (why := _refuse_ranks(model, decoder)):
             raise file.refuse((*at, "tensor_parallel"), why)
@@ -138,7 +140,7 @@ def _list_placements(config: ClusterConfig) -> list[tuple[Place, OwnTarget]]:
     return [(config.find_place(*at, index), placement) for index, placement in enumerate(placements)]
 
 
-def _list_split(config: ClusterConfig) -> list[tuple[Place, Target]]:
+def list_split(config: ClusterConfig) -> list[tuple[Place, Target]]:
     """Return the target, and those of its replicas that are on several devices in a way of their own, with their
     places."""
     own = [(at, placement) for at, placement in _list_placements(config) if placement.own_model.keys() & SPLITTING_KEYS]
@@ -223,7 +225,7 @@ def _check_cores(config: ClusterConfig, file: SourceFile) -> None:
     named = [(config.find_place("devices", "cores"), config.devices.cores)]
     named += [((*at, "cores"), placement.cores) for at, placement in _list_placements(config)]
     named += [((*at, "cores"), draft.cores) for at, draft in _list_models(config)]
-    for at, model in _list_split(config):
+    for at, model in list_split(config):
         named += [((*at, "shards", number, "cores"), shard.cores) for number, shard in enumerate(model.shards)]
     here = not config.cluster.on_ray or not config.cluster.address
     usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None

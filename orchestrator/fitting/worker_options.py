@@ -12,7 +12,15 @@ from adapters.contract import StaticShapes
 from adapters.names import normalise_device
 from device_profiles.device_names import list_rank_devices
 from device_profiles.profile import Exactness
-from orchestrator.config.drafts import Draft, EndpointDraft, IndexDraft, ModelDraft, SuffixDraft, draft_names
+from orchestrator.config.drafts import (
+    Draft,
+    EndpointDraft,
+    IndexDraft,
+    ModelDraft,
+    SuffixDraft,
+    draft_names,
+    own_draft_names,
+)
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.routing import SloSection
@@ -66,18 +74,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             exactness=target.exactness.value,
             threads=config.devices.threads or len(config.devices.cores),
             kv_cache_bytes=int(config.limits.kv_cache),
-            shards=[
-                ShardOptions(
-                    shard.adapter or target.adapter,
-                    normalise_device(shard.adapter or target.adapter, shard.device or target.device),
-                    shard.layers,
-                    shard.threads or len(shard.cores),
-                    own=shard.in_own_process,
-                    host=shard.host,
-                    cores=shard.cores,
-                )
-                for shard in target.shards
-            ],
+            shards=_list_shards(target),
             tensor_parallel=target.tensor_parallel,
         ),
         max_running=config.limits.max_running,
@@ -99,6 +96,21 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         across_hosts=_is_across_hosts(config),
         predicted_depth=config.speculation.max_predicted_tokens,
     )
+
+
+def _list_shards(target: Target) -> list[ShardOptions]:
+    return [
+        ShardOptions(
+            shard.adapter or target.adapter,
+            normalise_device(shard.adapter or target.adapter, shard.device or target.device),
+            shard.layers,
+            shard.threads or len(shard.cores),
+            own=shard.in_own_process,
+            host=shard.host,
+            cores=shard.cores,
+        )
+        for shard in target.shards
+    ]
 
 
 def _model_options(model: Target | ModelDraft, config: ClusterConfig, base: Path, **own: Any) -> ModelOptions:
@@ -137,7 +149,8 @@ def _canary(config: ClusterConfig, base: Path) -> CanaryOptions:
     speculation = config.canary_speculation
     depth, own = depth_of(speculation), None
     if depth and config.canary_drafts:
-        own = _drafters_of(config.canary_drafts, ("canary", "drafts"), CANARY_PREFIX, config, base)
+        names = draft_names(config.canary_drafts, CANARY_PREFIX)
+        own = _drafters_of(config.canary_drafts, ("canary", "drafts"), names, config, base)
     elif depth and not depth_of(config.speculation):
         own = _drafters(config, base)  # nobody else has them loaded
     return CanaryOptions(depth, speculation.method == "fixed", own)
@@ -145,27 +158,42 @@ def _canary(config: ClusterConfig, base: Path) -> CanaryOptions:
 
 def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
     """Return how the target's workers are started: one for each replica."""
-    placements = config.model.placements
-    if config.model.most_replicas == 1:
-        return [_worker_spec("target", options, config, placements[0])]
-    return [_worker_spec(f"target-{index}", options, config, placement) for index, placement in enumerate(placements)]
+    alone = config.model.most_replicas == 1
+    return [
+        _worker_spec("target" if alone else f"target-{number}", _choose_own(options, number, config), config, placement)
+        for number, placement in enumerate(config.model.placements)
+    ]
 
 
-def _choose_own(options: EngineOptions, own: OwnTarget) -> EngineOptions:
-    """Return the options with what a replica or a standby has of its own. One on another runtime or device is a whole
-    target."""
-    changes = own.own_model
+def _choose_own(options: EngineOptions, number: int, config: ClusterConfig) -> EngineOptions:
+    """Return the options with what the replica or standby of this number has of its own."""
+    own = config.model.placements[number]
+    if own.is_endpoint:
+        return options
+    its = config.model.with_own(own)
+    changes: dict[str, object] = {name: getattr(its, name) for name in own.own_model}
+    changes |= {"device": its.device, "shards": _list_shards(its), "tensor_parallel": its.tensor_parallel}
     if own.exactness is not None:
         changes["exactness"] = own.exactness.value
+    if own.is_elsewhere:
+        changes["device_layers"] = None
     if own.kv_cache is not None:
         changes["kv_cache_bytes"] = int(own.kv_cache)
     if own.max_batch_rows is not None:
         changes["max_batch_rows"] = own.max_batch_rows
-    adapter, device = changes.get("adapter", options.model.adapter), changes.get("device", options.model.device)
-    changes["device"] = normalise_device(adapter, device)
-    if own.is_elsewhere:
-        changes |= {"shards": [], "tensor_parallel": 1, "device_layers": None}
-    return msgspec.structs.replace(options.with_model(**changes), max_running=own.max_running or options.max_running)
+    placed = msgspec.structs.replace(options.with_model(**changes), max_running=own.max_running or options.max_running)
+    return placed if own.own_drafts is None else _choose_own_drafts(placed, own.own_drafts, number, config)
+
+
+def _choose_own_drafts(
+    options: EngineOptions, drafts: Sequence[Draft], number: int, config: ClusterConfig
+) -> EngineOptions:
+    base, place = Path(options.model.base), config.find_place("model", "replicas", number, "drafts")
+    drafters = _drafters_of(drafts, place, own_draft_names(drafts, number), config, base)
+    canary = options.canary
+    if canary is not None and canary.drafters is not None and not config.canary_drafts:  # it has those of the rest
+        canary = msgspec.structs.replace(canary, drafters=drafters)
+    return msgspec.structs.replace(options, drafters=drafters if options.max_depth else [], canary=canary)
 
 
 def _endpoint_spec(name: str, options: EngineOptions, config: ClusterConfig, replica: ReplicaTarget) -> WorkerSpec:
@@ -188,7 +216,6 @@ def _endpoint_spec(name: str, options: EngineOptions, config: ClusterConfig, rep
 def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: OwnTarget) -> WorkerSpec:
     if isinstance(placement, ReplicaTarget) and placement.is_endpoint:
         return _endpoint_spec(name, options, config, placement)
-    options = _choose_own(options, placement)
     cores = placement.cores or config.devices.cores
     threads = placement.threads or len(placement.cores) or options.model.threads
     own = {format_place(at) for at, draft in config.all_drafts if getattr(draft, "threads", 0)}
@@ -262,10 +289,26 @@ def _count_reserved_cpus(config: ClusterConfig, threads: int) -> float:
 
 
 def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
-    """Return how the draft workers are started: one for each draft that has a process of its own. One with a pool has
-    slots for the sequences of all replicas: any number of them may be its own."""
-    shares = dict.fromkeys(list_draft_pools(config), config.model.most_replicas)
+    """Return how the draft workers are started that replicas share: one for each draft that has a process of its own.
+    One with a pool has slots for the sequences of all replicas: any number of them may be its own."""
     most_running = max(placement.max_running or options.max_running for placement in config.model.placements)
+    return _draft_specs(options, config, most_running)
+
+
+def replica_draft_specs(options: EngineOptions, config: ClusterConfig) -> list[list[WorkerSpec]]:
+    """Return how the draft workers beside each replica are started: those of its own drafts, or those that it shares.
+    Beside an endpoint there are none."""
+    shared = {spec.name: spec for spec in draft_specs(options, config)}
+    beside: list[list[WorkerSpec]] = []
+    for number, placement in enumerate(config.model.placements):
+        its = _choose_own(options, number, config)
+        specs = [] if placement.is_endpoint else _draft_specs(its, config, its.max_running)
+        beside.append([shared.get(spec.name, spec) for spec in specs])
+    return beside
+
+
+def _draft_specs(options: EngineOptions, config: ClusterConfig, most_running: int) -> list[WorkerSpec]:
+    shares = dict.fromkeys(list_draft_pools(config), config.model.most_replicas)
     across_hosts = _is_across_hosts(config)
     return [
         WorkerSpec(
@@ -296,13 +339,13 @@ def list_draft_pools(config: ClusterConfig) -> dict[str, PoolSize]:
 
 
 def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
-    return _drafters_of(config.drafts, config.find_place("drafts"), "", config, base)
+    return _drafters_of(config.drafts, config.find_place("drafts"), draft_names(config.drafts), config, base)
 
 
 def _drafters_of(
-    drafts: Sequence[Draft], at: Place, prefix: str, config: ClusterConfig, base: Path
+    drafts: Sequence[Draft], at: Place, names: Sequence[str], config: ClusterConfig, base: Path
 ) -> list[DraftOptions]:
-    named = enumerate(zip(drafts, draft_names(drafts, prefix), strict=True))
+    named = enumerate(zip(drafts, names, strict=True))
     return [_draft(name, format_place((*at, index)), draft, config, base) for index, (draft, name) in named]
 
 

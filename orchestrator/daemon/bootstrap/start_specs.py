@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.config.model import ClusterConfig
-from orchestrator.fitting.worker_options import draft_specs, engine_options, worker_specs
+from orchestrator.fitting.worker_options import draft_specs, engine_options, replica_draft_specs, worker_specs
 from orchestrator.protocol.contract import WorkerSpec
 from policies.speculation.state import COLD_DEPTH
 
@@ -18,3 +18,10 @@ def build_start_specs(
     """Return how the target's and the drafts' workers are started where nothing is left to a plan."""
     options = msgspec.structs.replace(engine_options(config, base), starting_depth=starting_depth)
     return worker_specs(options, config), draft_specs(options, config)
+
+
+def build_replica_specs(config: ClusterConfig, base: Path) -> tuple[list[WorkerSpec], list[list[WorkerSpec]]]:
+    """Return how the target's workers are started, and the draft workers beside each, where nothing is left to a
+    plan."""
+    options = engine_options(config, base)
+    return worker_specs(options, config), replica_draft_specs(options, config)

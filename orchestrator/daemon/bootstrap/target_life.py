@@ -28,7 +28,7 @@ from orchestrator.daemon.bootstrap.plan_board import PlanBoard
 from orchestrator.daemon.bootstrap.planning import PlanMaking, log_assumptions, make_plan, plan_at_once
 from orchestrator.daemon.bootstrap.scaling import build_scaler, waits_for_hosts
 from orchestrator.daemon.bootstrap.start_profiles import StartWatch, profile_missing
-from orchestrator.daemon.bootstrap.start_specs import build_start_specs
+from orchestrator.daemon.bootstrap.start_specs import build_replica_specs
 from orchestrator.daemon.bootstrap.target_change import (
     PlanChange,
     TargetChange,
@@ -346,9 +346,9 @@ class TargetLife:
         self._ground.board.set_config(config.number, config)
 
     def _build_workers(self, config: ClusterConfig) -> WorkerSet:
-        specs, drafts = build_start_specs(config, self._base)
+        specs, drafts = build_replica_specs(config, self._base)
         standbys = build_standbys(config, self._base)
-        return WorkerSet(tuple(specs), (tuple(drafts),) * len(specs), tuple(standbys), list_draft_pools(config))
+        return WorkerSet(tuple(specs), tuple(map(tuple, drafts)), tuple(standbys), list_draft_pools(config))
 
     async def wait_ready(self) -> Ready:
         """Wait until it serves; returns what its worker says. Raises DaemonError where it never will."""
