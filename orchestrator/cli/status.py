@@ -345,7 +345,8 @@ def replica_line(replica: dict[str, Any]) -> str:
     if ready and ready["adapter"] == ENDPOINT:
         line += f"; {ready['device']}, {ready['device_name']}: {ready['precision_reason']}"
     elif ready:
-        line += f"; {ready['device']}, cores {_cores(ready['cores'])}"
+        line += f"; {', '.join(filter(None, [*ready['shards'], ready['split']])) or ready['device']}"
+        line += f", cores {_cores(ready['cores'])}"
     return f"{line}; {replica['totals']['generated']} tokens"
 
 

@@ -15,6 +15,7 @@ from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target_checks import list_split
 
 
 def measure_store_use(config: ClusterConfig, base: Path) -> StoreUsage:
@@ -33,7 +34,7 @@ def _list_uses(config: ClusterConfig) -> Iterator[tuple[str, str]]:
     """Return the sources of all models, each with every adapter that may run it."""
     for target in config.targets:
         model = target.model
-        adapters = [*(shard.adapter or model.adapter for shard in model.shards)]
+        adapters = [shard.adapter or its.adapter for _, its in list_split(target) for shard in its.shards]
         adapters += [model.with_own(own).adapter for _, own in target.own_targets]
         yield from ((model.source, adapter) for adapter in adapters)
         for _, draft in target.all_drafts:

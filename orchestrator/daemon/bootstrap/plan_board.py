@@ -72,10 +72,8 @@ def _measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     """Yield the models that a configuration loads where it says. Raises what resolving them raises."""
     own = THIS_NODE if not config.cluster.on_ray or not config.cluster.address else ""
     model, store = config.model, store_directory(config)
-    replicas = model.placements
+    replicas = [placement for placement in model.placements if not placement.is_endpoint]  # others' memory has these
     for placement in replicas:
-        if placement.is_endpoint:
-            continue  # another machine's memory has it
         its = model.with_own(placement)
         target = ReservedDraft(
             model_at_hand(its.source, its.name, base, its.weights, store, adapter=its.adapter),
@@ -85,12 +83,14 @@ def _measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
         )
         yield TakenPlace(model.name, host=placement.host or own, fixed=target)
     off = config.speculation.method == "off" or not config.speculation.num_speculative_tokens
-    for draft in config.drafts:
+    sharing = sum(placement.own_drafts is None for placement in replicas)
+    counted = [(draft, sharing) for draft in config.drafts] + [(draft, 1) for _, draft in config.own_drafts]
+    for draft, users in counted:
         if off or not isinstance(draft, ModelDraft):
             continue
         known = model_at_hand(draft.source, "", base, draft.weights, store, adapter=draft.adapter)
         device = effective_device(draft.adapter, draft.device)
         fixed = ReservedDraft(known, draft.adapter, device, int(draft.kv_cache))
-        workers = draft.workers.min if draft.process == "own" and draft.workers.min else len(replicas)
+        workers = draft.workers.min if draft.process == "own" and draft.workers.min else users
         for _ in range(workers):
             yield TakenPlace(model.name, host=draft.host or own, fixed=fixed)

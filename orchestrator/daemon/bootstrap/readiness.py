@@ -24,6 +24,7 @@ from orchestrator.config.load import admin_socket_path, state_directory, store_d
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place
 from orchestrator.config.target import AUTO, THIS_NODE, OwnTarget, Target
+from orchestrator.config.target_checks import list_split
 from orchestrator.daemon.bootstrap.memory_fit import list_kv_misfits
 from orchestrator.daemon.bootstrap.tracing import INSTALL as INSTALL_OTEL
 from orchestrator.daemon.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
@@ -165,19 +166,19 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
     elsewhere = config.cluster.on_ray and bool(config.cluster.address)
     for target in config.targets:
         model = target.model
-        place, formats = target.find_place("model", "device")[:-1], _read_formats(model, model.exactness)
         here = not elsewhere or any(placement.host == THIS_NODE for placement in model.placements)
         yield from _list_target_loads(model, target.own_replicas, elsewhere=elsewhere)
-        for index, shard in enumerate(model.shards):
-            adapter = shard.adapter or model.adapter
-            device = normalise_device(adapter, shard.device or model.device)
-            model_fields = (model.source, adapter, device, formats)
-            yield _Load(
-                (*place, "shards", index),
-                *model_fields,
-                StaticShapes(),
-                shard.host == THIS_NODE if shard.host else here,
-            )
+        for place, its in list_split(target):
+            for index, shard in enumerate(its.shards):
+                adapter = shard.adapter or its.adapter
+                device = normalise_device(adapter, shard.device or its.device)
+                model_fields = (its.source, adapter, device, _read_formats(its, its.exactness))
+                yield _Load(
+                    (*place, "shards", index),
+                    *model_fields,
+                    StaticShapes(),
+                    shard.host == THIS_NODE if shard.host else here,
+                )
         for at, draft in target.all_drafts:
             if isinstance(draft, ModelDraft):
                 model_fields = (draft.source, draft.adapter, draft.device, _read_formats(draft, Exactness.KERNEL))

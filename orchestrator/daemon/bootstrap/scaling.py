@@ -10,7 +10,7 @@ import msgspec
 
 from adapters.hardware import cores
 from orchestrator.clock import Clock
-from orchestrator.config.drafts import ModelDraft
+from orchestrator.config.drafts import Draft, ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE, ReplicaBounds
 from orchestrator.daemon.bootstrap.failover import build_standbys
@@ -66,16 +66,16 @@ async def build_scaler(
 def count_room(config: ClusterConfig, others: Sequence[ClusterConfig] = (), host_cores: int = 0) -> int:
     """Return how many replicas have cores of their own with their draft workers, on this machine of so many physical
     cores (0: as many as it has). The other targets of the file keep those of their least replicas."""
-    shared, each = _count_threads(config)
+    shared, each = _count_threads(config, config.drafts)
     left = (host_cores or cores()) - shared - sum(map(_count_kept, others))
     return max(1, left // max(1, each))
 
 
-def _count_threads(config: ClusterConfig) -> tuple[int, int]:
-    """Return the threads that all replicas of a target share, and those of each with its own draft workers."""
+def _count_threads(config: ClusterConfig, drafts: Sequence[Draft]) -> tuple[int, int]:
+    """Return the threads that all replicas with these drafts share, and those of each with its own draft workers."""
     threads = config.devices.threads
     shared, each = 0, threads
-    for draft in config.drafts:
+    for draft in drafts:
         if isinstance(draft, ModelDraft) and draft.process == "own":
             mine = draft.threads or len(draft.cores) or threads
             if draft.workers.min:
@@ -88,10 +88,12 @@ def _count_threads(config: ClusterConfig) -> tuple[int, int]:
 def _count_kept(config: ClusterConfig) -> int:
     """Return the threads that a target always has on this machine."""
     bounds = config.model.bounds
-    hosts = [placement.host for placement in config.model.placements if not placement.is_endpoint]
-    here = sum(host in ("", THIS_NODE) for host in hosts) if bounds is None else bounds.min
-    shared, each = _count_threads(config)
-    return shared + each * here
+    shared, each = _count_threads(config, config.drafts)
+    if bounds is not None:
+        return shared + each * bounds.min
+    replicas = [placement for placement in config.model.placements if not placement.is_endpoint]
+    here = [placement.own_drafts for placement in replicas if placement.host in ("", THIS_NODE)]
+    return shared + sum(each if own is None else sum(_count_threads(config, own)) for own in here)
 
 
 def _explain_room(config: ClusterConfig, bounds: ReplicaBounds, count: int, *, alone: bool) -> str:

@@ -24,8 +24,11 @@ from policies.serving.draft_pool import PoolSize
 
 _COMPARED: Final = "a canary is compared with what there is"
 How = Literal["nothing", "retune", "roll"]
-_BITS = ("source", "identity", "adapter", "device", "exactness", "weights", "activations", "kv_cache_precision")
-"""Options of the model that may decide its bits: replicas with other ones cannot serve beside each other."""
+_BITS = (
+    *("source", "identity", "adapter", "device", "exactness", "weights", "activations", "kv_cache_precision"),
+    "tensor_parallel",
+)
+"""Options of the model that may decide its bits: one with others does not take the place of a replica by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,11 @@ def choose_how(running: Mapping[int, WorkerSpec], before: WorkerSet, after: Work
 
 def may_mix(before: Sequence[WorkerSpec], after: Sequence[WorkerSpec]) -> bool:
     """Return whether old and new replicas may serve beside each other, so that one is replaced after the other."""
-    kinds = {tuple(str(spec.options.get("model", {}).get(name)) for name in _BITS) for spec in (*before, *after)}
-    return len(kinds) == 1 and len(before) == len(after)
+    kinds = [
+        [tuple(str(spec.options.get("model", {}).get(name)) for name in _BITS) for spec in specs]
+        for specs in (before, after)
+    ]
+    return kinds[0] == kinds[1]
 
 
 async def move_workers(control: TargetControl, how: How, old: WorkerSet | None, new: WorkerSet) -> list[int]:
@@ -117,8 +123,15 @@ def describe_change(how: How, running: Mapping[int, WorkerSpec], after: WorkerSe
         wanted = [leave_name(spec) for spec in after.targets]
         count = sum(leave_name(spec) not in wanted for spec in running.values())
         return [f"{count} target workers go on by other options; no model is loaded again"]
+    stay, coming = [leave_name(spec) for spec in running.values()], 0
+    for spec in map(leave_name, after.targets):
+        if spec in stay:
+            stay.remove(spec)
+        else:
+            coming += 1
     turns = "one after the other" if may_mix(list(running.values()), after.targets) else "all together"
-    return [f"{len(after.targets)} target workers are started beside the {len(running)} that serve, {turns}"]
+    kept = f", of which {goes_on} go on" if (goes_on := len(running) - len(stay)) else ""
+    return [f"{coming} target workers are started beside the {len(running)} that serve, {turns}{kept}"]
 
 
 def describe_plan_change(before: Plan, after: Plan) -> list[str]:

@@ -127,8 +127,10 @@ class OperatorDesk:
         if unknown:
             text = f"no drafter is called '{unknown[0]}'; there is {', '.join(known) or 'none'}"
             raise RequestError(text, status=404, code="drafter_not_found", param="names")
-        chosen = None if names is None else tuple(names)
-        self._post(events.DraftersChosen([replica.engine for replica in concerned], chosen))
+        for replica in concerned:  # each has drafters of its own, it may be
+            own = known if replica.state.ready is None else replica.state.ready.drafting.drafters
+            chosen = None if names is None else tuple(name for name in names if name in own)
+            self._post(events.DraftersChosen([replica.engine], chosen))
 
     def quarantine(self, request: str, duration_s: float) -> QuarantinedView:
         """Refuse a request like this one, by its id or digest, for so long."""

@@ -8,6 +8,7 @@ import msgspec
 
 from orchestrator.daemon.control.actions import Action, FinishRetune, LogLine, Send
 from orchestrator.daemon.control.replicas.replicas import Replica
+from orchestrator.daemon.control.rollout.replica_diff import leave_name
 from orchestrator.protocol.commands import Retune
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.events import Retuned
@@ -66,14 +67,22 @@ class Retuning:
 def match_retunable(replicas: Mapping[int, WorkerSpec], specs: Sequence[WorkerSpec]) -> dict[int, WorkerSpec] | None:
     """Return which of these specs each replica can take on without another worker, by the replicas' numbers; None where
     the workers have to be others, or more, or fewer. Pure."""
-    left, matches = list(specs), {}
-    for engine, running in replicas.items():
-        mine = next((spec for spec in left if _as_loaded(spec) == _as_loaded(running)), None)
-        if mine is None:
-            return None
-        left.remove(mine)
-        matches[engine] = mine
-    return None if left else matches
+    left, matches = list(specs), dict[int, WorkerSpec]()
+    for fits in (_is_alike, _is_loaded_alike):  # who runs as one of them is to run goes on as it is
+        for engine, running in replicas.items():
+            mine = next((spec for spec in left if fits(spec, running)), None) if engine not in matches else None
+            if mine is not None:
+                left.remove(mine)
+                matches[engine] = mine
+    return None if left or len(matches) < len(replicas) else matches
+
+
+def _is_alike(spec: WorkerSpec, running: WorkerSpec) -> bool:
+    return leave_name(spec) == leave_name(running)
+
+
+def _is_loaded_alike(spec: WorkerSpec, running: WorkerSpec) -> bool:
+    return _as_loaded(spec) == _as_loaded(running)
 
 
 def _as_loaded(spec: WorkerSpec) -> WorkerSpec:
