@@ -1,0 +1,133 @@
+"""Replicas with drafts, shards and ranks of their own, in a real daemon whose workers are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.test_replicas import ask, replicas, until_all_serve
+from tests.support.daemon import Daemon, configuration, outrider_process, running
+from tests.support.waiting import until
+
+MODEL = "method: model, source: 'simulated:toy', adapter: simulated"
+ITEMS = (
+    f"{{drafts: [{{method: suffix}}, {{{MODEL}, process: own, overlap: always}}], max_running: 2}}",
+    "{drafts: [], max_running: 2}",
+    "{shards: [{layers: 1}, {layers: 2}], max_running: 2}",
+)
+SHARED = f"drafts: [{{{MODEL}, process: own, overlap: always}}]"
+WORKERS = ["model", "replica-0-model"]
+
+
+def write(directory: Path, *items: str) -> Path:
+    return configuration(directory, script="base_ms=3&layers=3", replicas=f"[{', '.join(items)}]", extra=SHARED)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("items")
+
+
+@pytest.fixture(scope="module")
+def daemon(place: Path) -> Iterator[Daemon]:
+    with running(write(place, *ITEMS)) as daemon:
+        until_all_draft(daemon)
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Daemon) -> list[str]:
+    return [plain.client.completions.create(**ask(number)).choices[0].text for number in range(6)]
+
+
+def until_all_draft(daemon: Daemon) -> None:
+    """Wait until all replicas serve, and each draft worker is connected to its replica."""
+    until_all_serve(daemon)
+    until(lambda: [list_drafters(each) for each in replicas(daemon)] == [["suffix", "replica-0-model"], [], ["model"]])
+    until(lambda: sorted(draft["name"] for draft in daemon.status()["drafts"] if draft["phase"] == "ready") == WORKERS)
+
+
+def list_drafters(replica: dict[str, Any]) -> list[str]:
+    return [drafter["name"] for drafter in (replica["gauges"] or {}).get("drafters", [])]
+
+
+def read_texts(daemon: Daemon) -> list[str]:
+    def read(number: int) -> str:
+        return str(daemon.client.completions.create(**ask(number)).choices[0].text)
+
+    with ThreadPoolExecutor(6) as pool:
+        return list(pool.map(read, range(6)))
+
+
+def list_pids(daemon: Daemon) -> list[int]:
+    return [replica["ready"]["pid"] for replica in replicas(daemon)]
+
+
+def test_each_replica_drafts_with_its_own_and_no_token_differs(daemon: Daemon, expected, outrider) -> None:
+    def all_have_drafted() -> bool:
+        assert read_texts(daemon) == expected
+        counts = [replica["totals"] for replica in replicas(daemon)]
+        assert counts[1]["by_drafter"] == {}, "it has none"
+        proposed = [name for count in counts for name, drafter in count["by_drafter"].items() if drafter["accepted"]]
+        return all(count["generated"] for count in counts) and {*WORKERS} <= {*proposed}
+
+    until(all_have_drafted)
+    shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].replace("│", " ").split())
+    assert "drafts by suffix+replica-0-model" in shown
+    assert "drafts by nothing" in shown
+    assert "layers 0 to 0 on simulated" in shown
+    assert "draft worker replica-0-model" in shown
+
+
+def test_a_killed_replica_and_a_killed_draft_cost_no_token_and_come_back_as_they_were(
+    daemon: Daemon, expected
+) -> None:
+    for kind in ("replicas", "drafts"):
+        before = {each["ready"]["pid"] for each in daemon.status()[kind]}
+        for pid in before:
+            with ThreadPoolExecutor(1) as pool:
+                reading = pool.submit(read_texts, daemon)
+                until(lambda: any(replica["streams"] for replica in replicas(daemon)) or reading.done())
+                os.kill(pid, signal.SIGKILL)
+                assert reading.result() == expected
+        until(lambda: not before & {(each["ready"] or {}).get("pid", 0) for each in daemon.status()[kind]})
+        until_all_draft(daemon)
+    assert read_texts(daemon) == expected
+
+
+def test_another_item_replaces_its_own_replica_alone(daemon: Daemon, place: Path, expected) -> None:
+    def reload() -> str:
+        done = outrider_process("reload", "--socket", str(daemon.admin))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    before = list_pids(daemon)
+    write(place, ITEMS[0], "{drafts: [], max_running: 3}", ITEMS[2])
+    told = reload()
+    assert "1 target workers are started beside the 3 that serve" in told
+    after = list_pids(daemon)
+    assert [pid in after for pid in before] == [True, False, True]
+    write(place, "{drafts: [{method: suffix}], max_running: 2}", "{drafts: [], max_running: 3}", ITEMS[2])
+    reload()
+    assert list_pids(daemon) == after, "drafters are exchanged where they are"
+    until(lambda: [list_drafters(each) for each in replicas(daemon)] == [["suffix"], [], ["model"]])
+    assert [draft["name"] for draft in daemon.status()["drafts"]] == ["model"]
+    assert read_texts(daemon) == expected
+    write(place, *ITEMS)
+    reload()
+    until_all_draft(daemon)
+
+
+def test_the_next_daemon_takes_over_each_worker_with_what_it_has(place: Path, daemon: Daemon, expected) -> None:
+    before = list_pids(daemon), {draft["ready"]["pid"] for draft in daemon.status()["drafts"]}
+    daemon.kill()
+    with running(place / "cluster.yaml") as second:
+        until_all_draft(second)
+        assert (list_pids(second), {draft["ready"]["pid"] for draft in second.status()["drafts"]}) == before
+        assert read_texts(second) == expected
