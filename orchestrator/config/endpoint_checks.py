@@ -1,4 +1,4 @@
-"""What the keys of a replica that is another engine's server may not say together."""
+"""What the keys of another engine's server may not say together: one that is a replica, or one that drafts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,18 @@ def check_endpoint(at: Place, replica: ReplicaTarget, file: SourceFile, *, plann
     if alike:
         why = "has bits of its own, and model.alike is true; leave one of the two out"
         raise file.refuse((*at, "endpoint"), why)
-    if replica.api_key_file:
-        try:
-            _check_key(file.resolve(replica.api_key_file))
-        except ConfigError as error:
-            raise file.refuse((*at, "api_key_file"), error) from error
+    check_key_file(at, replica.api_key_file, file)
+
+
+def check_key_file(at: Place, written: str, file: SourceFile) -> None:
+    """Refuse a file of a server's key that cannot be used, or that others may read. `written`: "" where there is none.
+    Raises ConfigError."""
+    if not written:
+        return
+    try:
+        _check_key(file.resolve(written))
+    except ConfigError as error:
+        raise file.refuse((*at, "api_key_file"), error) from error
 
 
 def _refuse_url(url: str) -> str:

@@ -23,6 +23,7 @@ from orchestrator.config.access_checks import check_access
 from orchestrator.config.adapter_names import INSTALLED
 from orchestrator.config.cluster_checks import check_cluster, check_cluster_hosts, check_names
 from orchestrator.config.drafts import EndpointDraft, IndexDraft, ModelDraft
+from orchestrator.config.endpoint_checks import check_key_file
 from orchestrator.config.hosts import check_hosts
 from orchestrator.config.keys_file import read_keys
 from orchestrator.config.model import ClusterConfig
@@ -211,8 +212,7 @@ def _check_source(
 
 
 def _check_endpoint(at: Place, draft: EndpointDraft, file: SourceFile) -> None:
-    if draft.api_key_file and not (path := file.resolve(draft.api_key_file)).is_file():
-        raise file.refuse((*at, "api_key_file"), f"{path} is no file; write the server's key into it, or leave it out")
+    check_key_file(at, draft.api_key_file, file)
     translates = draft.mismatched_vocabulary == "translate"
     if draft.source and not translates:
         why = "is for its tokenizer; set mismatched_vocabulary: translate, or leave the key out"

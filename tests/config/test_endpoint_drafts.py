@@ -54,7 +54,8 @@ def test_what_says_how_a_model_is_loaded_does_not_go_with_it(tmp_path, key):
     ("keys", "place", "why"),
     [
         ("endpoint: mac", "endpoint", "must be the address of a llama-server, as http://HOST:8080"),
-        (f"{ENDPOINT}, api_key_file: no.key", "api_key_file", "is no file"),
+        (f"{ENDPOINT}, api_key_file: no.key", "api_key_file", "no.key: No such file"),
+        (f"{ENDPOINT}, api_key_file: open.key", "api_key_file", "is open to every user of this machine; chmod o= it"),
         (f"{ENDPOINT}, source: 'simulated:toy'", "source", "set mismatched_vocabulary: translate"),
         (
             f"{ENDPOINT}, mismatched_vocabulary: translate",
@@ -65,6 +66,8 @@ def test_what_says_how_a_model_is_loaded_does_not_go_with_it(tmp_path, key):
     ],
 )
 def test_what_cannot_be_is_told_with_its_line(tmp_path, keys, place, why):
+    (tmp_path / "open.key").write_text("sk-1\n")
+    (tmp_path / "open.key").chmod(0o644)
     with pytest.raises(ConfigError) as raised:
         load_config(write(tmp_path, f"method: model, {keys}"))
     assert f"cluster.yaml:3: drafts[0].{place}: " in str(raised.value)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import APIStatusError
 
+from tests.daemon.test_replaced_models import LETTERS
 from tests.daemon.test_replicas import ask, replicas, until_all_serve
+from tests.support import tiny_gguf
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 from tests.support.waiting import until
 
@@ -85,20 +90,30 @@ def test_each_replica_drafts_with_its_own_and_no_token_differs(daemon: Daemon, e
     assert "draft worker replica-0-model" in shown
 
 
-def test_a_killed_replica_and_a_killed_draft_cost_no_token_and_come_back_as_they_were(
-    daemon: Daemon, expected
-) -> None:
+def test_a_killed_replica_and_a_killed_draft_cost_no_token_and_come_back_as_they_were(daemon: Daemon, expected) -> None:
     for kind in ("replicas", "drafts"):
-        before = {each["ready"]["pid"] for each in daemon.status()[kind]}
+        before = [each["ready"]["pid"] for each in daemon.status()[kind]]
         for pid in before:
-            with ThreadPoolExecutor(1) as pool:
-                reading = pool.submit(read_texts, daemon)
-                until(lambda: any(replica["streams"] for replica in replicas(daemon)) or reading.done())
-                os.kill(pid, signal.SIGKILL)
-                assert reading.result() == expected
-        until(lambda: not before & {(each["ready"] or {}).get("pid", 0) for each in daemon.status()[kind]})
+            assert read_while_killed(daemon, pid) == expected
+        until_others_run(daemon, kind, before)
         until_all_draft(daemon)
     assert read_texts(daemon) == expected
+
+
+def read_while_killed(daemon: Daemon, pid: int) -> list[str]:
+    """Return the texts of six requests, during which a worker is killed."""
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_texts, daemon)
+        until(lambda: any(replica["streams"] for replica in replicas(daemon)) or reading.done())
+        os.kill(pid, signal.SIGKILL)
+        return reading.result()
+
+
+def until_others_run(daemon: Daemon, kind: str, pids: list[int]) -> None:
+    def are_others() -> bool:
+        return not {*pids} & {(each["ready"] or {}).get("pid", 0) for each in daemon.status()[kind]}
+
+    until(are_others)
 
 
 def test_another_item_replaces_its_own_replica_alone(daemon: Daemon, place: Path, expected) -> None:
@@ -131,3 +146,70 @@ def test_the_next_daemon_takes_over_each_worker_with_what_it_has(place: Path, da
         until_all_draft(second)
         assert (list_pids(second), {draft["ready"]["pid"] for draft in second.status()["drafts"]}) == before
         assert read_texts(second) == expected
+
+
+NO_GROUP = "fp_000000000000"
+TINY = replace(tiny_gguf.Tiny("llama"), hidden=128, heads=2, head_dim=64, vocabulary=94, words=LETTERS, context=2048)
+REAL = (
+    "{drafts: [{method: suffix}, {method: model, source: tiny.gguf, adapter: llama_cpp, process: own}]}",
+    "{adapter: llama_cpp, drafts: []}",
+    "{adapter: onnx_rt, shards: [{layers: 1}, {layers: 1, adapter: openvino_rt}]}",
+    "{adapter: torch_device, tensor_parallel: 2, drafts: [{method: suffix}]}",
+)
+
+
+@pytest.mark.slow
+def test_four_runtimes_with_drafts_and_parts_of_their_own_decode_as_they_do_without_drafts(tmp_path: Path) -> None:
+    tiny_gguf.write(tmp_path / "tiny.gguf", TINY)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        f"model: {{source: tiny.gguf, name: tiny, weights: as_file, replicas: [{', '.join(REAL)}]}}\n"
+        "cluster: {runtime: local}\ndevices: {threads: 1}\nlimits: {kv_cache: 16 MiB, max_running: 1}\n"
+        "failover: {other_bits: new_requests}\n"
+        f"api: {{port: 0, admin_socket: '{tmp_path}/admin.sock'}}\nstore: {{directory: '{tmp_path}/store'}}\n"
+        f"state: {{directory: '{tmp_path}/state'}}\nlogging: {{format: json}}\n"
+    )
+
+    def read(daemon: Daemon, group: str, **how: Any) -> str:
+        answer = daemon.client.completions.create(
+            model="tiny",
+            prompt="hello-the-hello-the-hello",
+            max_tokens=120,
+            temperature=0.0,
+            extra_body={"ignore_eos": True, "speculative_config": how, "system_fingerprint": group},
+        )
+        assert answer.system_fingerprint == group
+        return answer.choices[0].text
+
+    with running(path) as daemon:
+        until_all_serve(daemon)
+        until(lambda: [draft["phase"] for draft in daemon.status()["drafts"]] == ["ready"])
+        ready = [replica["ready"] for replica in replicas(daemon)]
+        assert [len(each["shards"]) for each in ready] == [0, 0, 2, 0]
+        assert "2 ranks" in ready[3]["split"]
+        assert [each["drafters"] for each in ready] == [["suffix", "replica-0-model"], [], ["suffix"], ["suffix"]]
+        with pytest.raises(APIStatusError) as refused:
+            read(daemon, NO_GROUP)
+        groups = {*re.findall("fp_[0-9a-f]+", str(refused.value))} - {NO_GROUP}
+        assert len(groups) == len(REAL), "each is a group of its own"
+        texts = {group: read(daemon, group, method="off") for group in groups}
+        assert {group: read(daemon, group, num_speculative_tokens=4) for group in groups} == texts
+        drafted = [replica["totals"]["accepted"] > 0 for replica in replicas(daemon)]
+        assert drafted == [True, False, True, True]
+        for number in range(len(REAL)):
+            assert read_while_one_is_killed(daemon, number, read, groups) == texts
+            until_all_serve(daemon)
+
+
+def read_while_one_is_killed(
+    daemon: Daemon, number: int, read: Callable[[Daemon, str], str], groups: set[str]
+) -> dict[str, str]:
+    """Return a text of each group, during which the worker of this replica is killed."""
+    pid = list_pids(daemon)[number]
+    with ThreadPoolExecutor(len(groups)) as pool:
+        reading = {group: pool.submit(read, daemon, group) for group in groups}
+        until(lambda: replicas(daemon)[number]["streams"] or all(each.done() for each in reading.values()))
+        os.kill(pid, signal.SIGKILL)
+        texts = {group: each.result() for group, each in reading.items()}
+    until(lambda: replicas(daemon)[number]["totals"]["restarts"] == 1)
+    return texts

@@ -15,8 +15,9 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.draft_messages import DraftLink
 from orchestrator.worker.drafting.llama_server.client import LlamaServerClient
-from orchestrator.worker.drafting.llama_server.greeting import LlamaServer, ServerGreeter, is_here, list_corpus
+from orchestrator.worker.drafting.llama_server.greeting import LlamaServer, ServerGreeter, is_here
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
+from orchestrator.worker.vocabulary_corpus import list_corpus
 from policies.speculation.draft_request import ServerPace, count_asked_tokens, observe_server_answer
 from tests.drafting.test_drawn_remote import InStep
 from tests.drafting.test_remote import REQUESTS, remote_of, requests, until

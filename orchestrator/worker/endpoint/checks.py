@@ -13,21 +13,8 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.worker.endpoint.client import EndpointClient, RequestRefused
 from orchestrator.worker.endpoint.detection import ServerFacts, WrongServer
 from orchestrator.worker.endpoint.dialects import LLAMA_SERVER, OVMS, TGI, Chunk, WireRequest
+from orchestrator.worker.vocabulary_corpus import TEXTS
 
-_CORPUS: Final = (
-    "The quick brown fox jumps over the lazy dog.",
-    "  two spaces, a tab\tand\n\nlines\r\n",
-    "def add(a: int, b: int) -> int:\n    return a + b  # 1234567890",
-    '{"key": [1.5e-3, null, true], "s": "\\u00e9"}',
-    "Größe, naïve, año, çédille, Łódź",
-    "Быстрая лиса прыгает",
-    "敏捷的棕色狐狸跳过懒狗。",
-    "素早い茶色の狐",
-    "الثعلب البني السريع",
-    "🦜🐙 👩‍👩‍👧 e\u0301",
-    "AAAAAAAAAAAAAAAA !!!??? ---- ====",
-    "https://example.org/a_b?c=d&e=%20f",
-)
 _PROBE: Final = "Count: one, two 🦜 three,"
 # Not tuned: enough to have text and ids, and no load.
 _PROBE_TOKENS: Final = 4
@@ -44,7 +31,7 @@ async def check_server(client: EndpointClient, facts: ServerFacts, tokenizer: To
 
 
 async def _check_vocabulary(client: EndpointClient, facts: ServerFacts, tokenizer: Tokenizer) -> None:
-    for text in _CORPUS:
+    for text in TEXTS:
         answer = await client.post(facts.tokenize, _ask_tokens(facts, text))
         if answer.status != httpx.codes.OK:
             return  # it has no such route: the probe has to do

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 
 from orchestrator.redaction import LEFT_OUT, redact_secrets
+from orchestrator.worker.server_key import read_server_key
 
 ASK_WITHIN_S: Final = 3.0
 """A question that costs the server nothing is answered within this. Not tuned: a
@@ -80,7 +80,7 @@ class EndpointClient:
         self.key_file = key_file
         self.api = next((path for path in _API_PATHS if urlsplit(self.url).path.endswith(path)), "")
         self._base = self.url.removesuffix(self.api)
-        self._key = read_key(key_file) if key_file else ""
+        self._key = read_server_key(key_file)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._http = httpx.AsyncClient(
             headers=headers,
@@ -126,11 +126,6 @@ class EndpointClient:
             raise ServerAway(describe_failure(error)) from error
         except httpx.HTTPError as error:
             raise StreamLost(describe_failure(error)) from error
-
-
-def read_key(file: str) -> str:
-    """Return the key that a file holds. Raises OSError."""
-    return Path(file).read_text(encoding="utf-8").strip()
 
 
 def raise_refusal(status: int, text: str) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -20,15 +19,12 @@ from orchestrator.worker.drafting.llama_server.client import LlamaServerClient, 
 from orchestrator.worker.drafting.llama_server.link import ServerLink
 from orchestrator.worker.drafting.protocol import VERSION, Welcome
 from orchestrator.worker.drafting.remote.connection import Connection, Refusal
+from orchestrator.worker.server_key import read_server_key
+from orchestrator.worker.vocabulary_corpus import list_corpus
 
 ADAPTER = "llama-server"
 """What states say that drafts by one run on."""
-_COMPARED = 4096  # tokens of a vocabulary, evenly spread, that make a corpus
 _LONGEST_SHOWN = 32  # letters of a spelling in an error
-_TEXTS = (
-    "The quick brown fox, 3.14159 and 1,000,000 of them: it's \"quoted\", isn't it?\n\n\tdef f(x):\n        return x\n",
-    "Größe, naïve, señor, Łódź; Привет, мир; καλημέρα; שלום; مرحبا; नमस्ते; 你好,世界; こんにちは; 안녕; ไทย; 🦙🙂\r\n",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +33,6 @@ class LlamaServer:
 
     url: str
     key_file: str = ""
-
-    def read_key(self) -> str:
-        """Return the key. Raises Refusal where it cannot be read."""
-        try:
-            return Path(self.key_file).read_text(encoding="utf-8").strip() if self.key_file else ""
-        except (OSError, UnicodeDecodeError) as error:
-            raise Refusal(f"the key of {self.url} cannot be read: {error}") from error
 
 
 class ServerGreeter:
@@ -59,7 +48,11 @@ class ServerGreeter:
 
     def __call__(self, server: LlamaServer) -> Connection:
         """See remote.connection.Connect."""
-        client = LlamaServerClient(server.url, server.read_key(), self._answer_timeout_s)
+        try:
+            key = read_server_key(server.key_file)
+        except OSError as error:
+            raise Refusal(f"the key of {server.url} cannot be read: {error}") from error
+        client = LlamaServerClient(server.url, key, self._answer_timeout_s)
         try:
             return self._greet(server.url, client)
         except Refused as refused:
@@ -99,16 +92,6 @@ class ServerGreeter:
                     f"and {_show(ours)} here. Serve a draft of the target's family there, or set "
                     "mismatched_vocabulary: translate"
                 )
-
-
-def list_corpus(tokenizer: Tokenizer) -> Iterator[str]:
-    """Return texts to compare vocabularies over: of many scripts, of tokens from the whole vocabulary, and the control
-    tokens."""
-    size = tokenizer.vocabulary_size
-    yield "".join(_TEXTS)
-    spread = {*range(0, size, max(1, size // _COMPARED)), *range(max(0, size - 64), size)} - tokenizer.control_ids
-    for ids in (sorted(spread), sorted(tokenizer.control_ids)):
-        yield "\n".join(filter(None, (tokenizer.token_bytes(index).decode("utf-8", "ignore") for index in ids)))
 
 
 def is_here(url: str) -> bool:
