@@ -89,6 +89,31 @@ class OwnTarget(Placement):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
+class TargetShard(Section):
+    """Consecutive layers of the target on one device."""
+
+    layers: int = Field(ge=1, le=10_000)
+    """How many; the first shard has the first layers."""
+    adapter: ShardingName = ""
+    """The runtime that runs them. Empty: `model.adapter`."""
+    device: DeviceName = ""
+    """The device, as the runtime names it. Empty: `model.device`."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads of its runtime; 0 is one for each of its `cores`, and as many as the target would have where it has
+    none."""
+    host: str = ""
+    """On Ray: the address of the node that it runs on, in a process of its own; `here`: the daemon's. Empty: where the
+    target's worker is."""
+    cores: Cores = Field(default=[])
+    """The CPU cores that it runs on, in a process of its own, by their numbers on its host. Empty: those that the
+    target's worker has."""
+
+    @property
+    def in_own_process(self) -> bool:
+        """Return whether a process of its own runs it: one has its own host or cores."""
+        return bool(self.host or self.cores)
+
+
 class ReplicaTarget(OwnTarget):
     """An item of `model.replicas`: a worker that computes, or another engine's server that it asks."""
 
@@ -152,31 +177,6 @@ Replicas = Annotated[
     | Annotated[ReplicaBounds, Tag(BOUNDED)],
     Discriminator(_kind_of_replicas),
 ]
-
-
-class TargetShard(Section):
-    """Consecutive layers of the target on one device."""
-
-    layers: int = Field(ge=1, le=10_000)
-    """How many; the first shard has the first layers."""
-    adapter: ShardingName = ""
-    """The runtime that runs them. Empty: `model.adapter`."""
-    device: DeviceName = ""
-    """The device, as the runtime names it. Empty: `model.device`."""
-    threads: int = Field(default=0, ge=0, le=1024)
-    """Threads of its runtime; 0 is one for each of its `cores`, and as many as the target would have where it has
-    none."""
-    host: str = ""
-    """On Ray: the address of the node that it runs on, in a process of its own; `here`: the daemon's. Empty: where the
-    target's worker is."""
-    cores: Cores = Field(default=[])
-    """The CPU cores that it runs on, in a process of its own, by their numbers on its host. Empty: those that the
-    target's worker has."""
-
-    @property
-    def in_own_process(self) -> bool:
-        """Return whether a process of its own runs it: one has its own host or cores."""
-        return bool(self.host or self.cores)
 
 
 class Target(StaticShapesSection):

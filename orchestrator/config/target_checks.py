@@ -8,7 +8,7 @@ from adapters.contract import ModelRefused, cut_layers
 from adapters.decoder.spec import DecoderSizes, DecoderSpec, describe_too_many
 from adapters.names import LLAMA_CPP, OWN_ADAPTERS, SHARDING_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
-from device_profiles.device_names import is_processor
+from device_profiles.device_names import CUDA_KIND, find_index, is_processor, list_rank_devices, split_device
 from orchestrator.config.adapter_names import describe_whole, list_sharding
 from orchestrator.config.draft_store import check_stores
 from orchestrator.config.drafts import DraftWorkersSection, ModelDraft, SuffixDraft
@@ -118,7 +118,7 @@ def check_target(config: ClusterConfig, decoder: DecoderSizes | None, file: Sour
         raise file.refuse(placement, f"goes with a plan; {way_out}")
     for at, model in list_split(config):
         _check_shards(at, model, config, decoder, file)
-        if model.tensor_parallel > 1 and (why := _refuse_ranks(model, decoder)):
+        if model.tensor_parallel > 1 and (why := _refuse_ranks(model, decoder) or _find_missing_rank(config, model)):
             raise file.refuse((*at, "tensor_parallel"), why)
     _check_device_layers(config, file)
 
@@ -304,6 +304,20 @@ def _refuse_ranks(model: Target, decoder: DecoderSizes | None) -> str:
     if isinstance(decoder, DecoderSpec) and model.tensor_parallel > decoder.most_ranks:
         return describe_too_many(decoder, model.tensor_parallel)
     return ""
+
+
+def _find_missing_rank(config: ClusterConfig, model: Target) -> str:
+    """Return why this machine has no device for the last rank; "" where it has, or nobody here can tell."""
+    last = list_rank_devices(model.device, model.tensor_parallel)[-1]
+    elsewhere = config.cluster.on_ray and bool(config.cluster.address)
+    if elsewhere or split_device(last)[0] != CUDA_KIND:
+        return ""
+    count, index = len(list_nvidia_memory()), find_index(last)
+    if not count or index is None or index < count:
+        return ""
+    return (
+        f"{model.tensor_parallel} ranks from {model.device} on need {last}, and this machine has {count} such devices"
+    )
 
 
 def _check_device_layers(config: ClusterConfig, file: SourceFile) -> None:
