@@ -312,12 +312,12 @@ def _find_missing_rank(config: ClusterConfig, model: Target) -> str:
     elsewhere = config.cluster.on_ray and bool(config.cluster.address)
     if elsewhere or split_device(last)[0] != CUDA_KIND:
         return ""
+    from adapters.device_memory import list_nvidia_memory  # loaded where ranks are on GPUs
+
     count, index = len(list_nvidia_memory()), find_index(last)
     if not count or index is None or index < count:
         return ""
-    return (
-        f"{model.tensor_parallel} ranks from {model.device} on need {last}, and this machine has {count} such devices"
-    )
+    return f"{model.tensor_parallel} ranks from {model.device} on need {last}, and this machine has {count} such GPUs"
 
 
 def _check_device_layers(config: ClusterConfig, file: SourceFile) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from adapters.device_memory import list_nvidia_memory
 from orchestrator.config.effective import list_settings
 from orchestrator.config.load import load_text, parse_config
 from orchestrator.config.model import ClusterConfig
@@ -70,7 +71,7 @@ def test_drafts_of_one_item_alone_make_no_other_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "model", "said"),
+    ("item", "model", "message"),
     [
         (
             f"{{{ENDPOINT}, shards: []}}",
@@ -102,16 +103,16 @@ def test_drafts_of_one_item_alone_make_no_other_bits(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_at_its_line_before_anything_loads(
-    tmp_path: Path, item: str, model: str, said: str
+    tmp_path: Path, item: str, model: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         load(write(item, model=model), tmp_path)
 
 
 def test_parts_that_the_models_shape_does_not_allow_are_refused_at_their_item(tmp_path: Path) -> None:
     tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16", num_hidden_layers=4)
     head = "model:\n  source: tiny\n  replicas:\n    - {}\n    - "
-    for item, said in (
+    for item, message in (
         (
             "{shards: [{layers: 1}, {layers: 2}]}",
             "5: model.replicas[1].shards: tiny has 4 layers, and its shards name 3",
@@ -123,7 +124,7 @@ def test_parts_that_the_models_shape_does_not_allow_are_refused_at_their_item(tm
         ),
         ("{shards: [{layers: 1, adapter: simulated}, {layers: 3}]}", "[1].shards[0].adapter: 'tiny' does not go with"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(said)):
+        with pytest.raises(ConfigError, match=re.escape(message)):
             load(f"{head}{item}\n", tmp_path)
 
 
@@ -150,3 +151,20 @@ def test_what_an_item_takes_from_its_target_is_told_with_its_key(tmp_path: Path)
     assert origins["model.replicas[1].shards"] == "as model.shards"
     assert origins["model.replicas[0].max_running"] == "as limits.max_running"
     assert origins["model.replicas[1].max_running"] == f"{path}:6"
+
+
+def test_the_examples_of_replicas_in_the_documentation_are_taken() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    pools = text.partition("### Pools of unlike replicas")[2].partition("\n### ")[0]
+    configs = [parse_config(block, Path("c.yaml"))[0] for block in re.findall(r"(?ms)^```yaml\n(.*?)^```", pools)]
+    assert [len(config.model.placements) for config in configs] == [2, 4]
+    assert [bool(config.own_drafts) for config in configs] == [False, True]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not list_nvidia_memory(), reason="there is no NVIDIA device here")
+def test_more_ranks_than_this_machine_has_gpus_are_refused_at_their_item(tmp_path: Path) -> None:
+    tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16", num_attention_heads=64, num_key_value_heads=64)
+    item = "{adapter: torch_device, device: CUDA, tensor_parallel: 64}"
+    with pytest.raises(ConfigError, match=r"tensor_parallel: 64 ranks from CUDA:0 on need CUDA:63, and this machine"):
+        load(f"model:\n  source: tiny\n  replicas:\n    - {{}}\n    - {item}\n", tmp_path)
