@@ -12,7 +12,7 @@ from orchestrator.config.drafts import AnyDraft, Draft, ModelDraft, SuffixDraft
 from orchestrator.config.failover import FailoverSection
 from orchestrator.config.further_target import FurtherTarget
 from orchestrator.config.hosts import ClusterHost, ClusterLinks
-from orchestrator.config.model_keys import Cores
+from orchestrator.config.model_keys import THIS_NODE, Cores
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.routing import RoutingSection, SloSection
 from orchestrator.config.runtimes import AdaptersSection
@@ -21,7 +21,7 @@ from orchestrator.config.socket_place import DEFAULT_PORT
 from orchestrator.config.source_text import Place
 from orchestrator.config.sources import NOT_LOOKED, FoundSources
 from orchestrator.config.speculation import Canary, Speculation
-from orchestrator.config.target import AUTO, THIS_NODE, OwnTarget, Target
+from orchestrator.config.target import AUTO, OwnTarget, Target
 from orchestrator.config.tls import TlsSection
 from orchestrator.config.tracing import TracingSection
 

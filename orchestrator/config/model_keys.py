@@ -1,4 +1,4 @@
-"""Keys that targets and drafts write alike: number formats, cores, layers on a device, static shapes."""
+"""What targets and drafts write alike: hosts, number formats, cores, layers on a device, static shapes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pydantic import Field
 
 from orchestrator.config.section import Section
 
+THIS_NODE = "here"
+"""The daemon's own host, where a host is named."""
 # Of one target on hand-written places; numbers from 64 on are standbys (control.replicas.standbys).
 MAX_REPLICAS = 64
 

@@ -22,9 +22,6 @@ from orchestrator.config.model_keys import (
 )
 from orchestrator.config.section import Section, Size
 
-THIS_NODE = "here"
-"""The daemon's own host, where a host is named."""
-
 EngineName = Literal["auto", "vllm", "sglang", "llama_server", "trtllm", "ollama", "ovms", "tgi", "generic"]
 """`generic`: any with OpenAI's completions, of which nothing more is known."""
 ENDPOINT_KEYS: Final = frozenset({"model", "api_key_file", "engine"})

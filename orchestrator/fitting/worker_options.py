@@ -23,10 +23,11 @@ from orchestrator.config.drafts import (
 )
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.routing import SloSection
 from orchestrator.config.source_text import Place, format_place
 from orchestrator.config.speculation import Speculation
-from orchestrator.config.target import THIS_NODE, OwnTarget, ReplicaTarget, Target
+from orchestrator.config.target import OwnTarget, ReplicaTarget, Target
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.load_options import (
     CanaryOptions,

@@ -25,7 +25,7 @@ from typing import Any
 from adapters.framing import receive_frames
 from adapters.libllama import VARIABLE
 from adapters.parent_process import end_with_parent
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.errors import ClusterAway, WorkerError
 from orchestrator.launch.process_end import end_process
 from orchestrator.launch.ray_actor import CONCURRENCY_GROUPS, HostActor

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from device_profiles.device_names import CUDA_KIND, find_index, name_compute_unit, split_device
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.launch.ray_actor import read_own_gpus
 from orchestrator.protocol.contract import WorkerSpec
 

@@ -12,8 +12,8 @@ from device_profiles.known_devices import load_known_devices
 from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
 from orchestrator.config.hosts import host_names
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.sketch import Sketch
-from orchestrator.config.target import THIS_NODE
 from orchestrator.planning.estimates import DeviceSource, EstimableDevice, Stated, estimate_option
 from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.lacking import leave_lacking, list_lacking, list_unfit_runtimes

@@ -12,9 +12,10 @@ from device_profiles.profile import Exactness
 from orchestrator.config.drafts import ModelDraft, draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
-from orchestrator.config.target import AUTO, THIS_NODE, OwnTarget, Target
+from orchestrator.config.target import AUTO, OwnTarget, Target
 from orchestrator.errors import OutriderError
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
 from orchestrator.planning.neighbours import ReservedDraft, TakenPlace, beside_the_plan

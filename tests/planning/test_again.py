@@ -14,7 +14,7 @@ from device_profiles.device_load import DeviceLoad
 from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.bootstrap.planning import PlanMaking
 from orchestrator.planning.here import PresentHost, PresentLinks
 from orchestrator.planning.proposal import PlanProposal, propose_here, propose_hosts

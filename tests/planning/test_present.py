@@ -14,7 +14,7 @@ from device_profiles.link import LinkProfile
 from device_profiles.measured import Hardware
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.planning.applied import apply_plan
 from orchestrator.planning.here import PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.proposal import PlanProposal, propose_hosts

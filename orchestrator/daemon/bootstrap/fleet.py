@@ -13,9 +13,9 @@ from device_profiles.device_load import DeviceLoad
 from device_profiles.link import LinkProfile
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.source_text import read_text
 from orchestrator.config.sources import FoundSources
-from orchestrator.config.target import THIS_NODE
 from orchestrator.daemon.bootstrap.clusters import build_cluster
 from orchestrator.daemon.bootstrap.planning import build_start_plan
 from orchestrator.daemon.cluster.agent import AgentOptions

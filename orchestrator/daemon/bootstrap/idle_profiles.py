@@ -13,7 +13,7 @@ from adapters.device_memory import read_host_memory
 from device_profiles.device_load import PROCESSOR, DeviceLoad, name_counters
 from device_profiles.units import human_bytes
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.bootstrap.clusters import local_cluster
 from orchestrator.daemon.bootstrap.planning import build_local_request, propose_local
 from orchestrator.daemon.bootstrap.start_profiles import list_wanted

@@ -17,8 +17,9 @@ from device_profiles.profile import Precision
 from device_profiles.units import human_bytes
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.source_text import Lines, Place, describe_place
-from orchestrator.config.target import AUTO, THIS_NODE, Target
+from orchestrator.config.target import AUTO, Target
 from orchestrator.fitting.precision import sizes_of
 from policies.models.kv_shares import SHARES, choose_share, name_share
 from policies.models.quantization import AS_FILE, weights_bytes

@@ -10,7 +10,7 @@ from adapters.contract import AdapterError
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.errors import OutriderError
 from orchestrator.machine.devices import effective_device
 from orchestrator.planning.models import model_at_hand

@@ -18,7 +18,7 @@ from device_profiles.device_names import is_processor
 from device_profiles.store import ProfileStore
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.bootstrap.clusters import workers_directory
 from orchestrator.daemon.bootstrap.failover import build_standbys
 from orchestrator.daemon.bootstrap.start_profiles import list_in_place, list_wanted

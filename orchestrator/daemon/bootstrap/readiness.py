@@ -22,8 +22,9 @@ from device_profiles.profile import find_listed_device
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import admin_socket_path, state_directory, store_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.source_text import Lines, Place, format_place
-from orchestrator.config.target import AUTO, THIS_NODE, OwnTarget, Target
+from orchestrator.config.target import AUTO, OwnTarget, Target
 from orchestrator.config.target_checks import list_split
 from orchestrator.daemon.bootstrap.memory_fit import list_kv_misfits
 from orchestrator.daemon.bootstrap.tracing import INSTALL as INSTALL_OTEL

@@ -12,7 +12,8 @@ from adapters.hardware import cores
 from orchestrator.clock import Clock
 from orchestrator.config.drafts import Draft, ModelDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import THIS_NODE, ReplicaBounds
+from orchestrator.config.model_keys import THIS_NODE
+from orchestrator.config.target import ReplicaBounds
 from orchestrator.daemon.bootstrap.failover import build_standbys
 from orchestrator.daemon.bootstrap.start_specs import build_start_specs
 from orchestrator.daemon.control.controller import TargetControl

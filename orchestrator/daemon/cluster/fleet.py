@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.config.hosts import ClusterHost
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.cluster.agent import AgentOptions, agent_spec
 from orchestrator.daemon.cluster.inventory import HostInventory, describe_skew, list_differences
 from orchestrator.daemon.control.loops.device_watch import LoadObserver

@@ -28,7 +28,8 @@ from device_profiles.store import ProfileStore
 from device_profiles.units import GIB
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO, THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
+from orchestrator.config.target import AUTO
 from orchestrator.errors import OutriderError
 from orchestrator.fitting.profile_keys import build_profile_key, find_profile, profiles_in, threads_of
 from orchestrator.fitting.worker_options import engine_options

@@ -8,7 +8,7 @@ from typing import Any
 
 from device_profiles.device_load import name_device_counters
 from device_profiles.device_names import name_compute_unit
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.api.admin.routes import describe_device
 from orchestrator.daemon.control.port import DraftView, ReplicaView, StateView
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import Gauge
 
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.api.metrics.series import Engine, PerWorker, Registered
 from orchestrator.daemon.control.port import (
     DeviceView,

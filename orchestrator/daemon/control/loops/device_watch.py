@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from device_profiles.device_load import DeviceLoad
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.machine.device_sampler import DeviceSampler
 
 # ADR 0057: a sample costs 2.8 ms of processor time.

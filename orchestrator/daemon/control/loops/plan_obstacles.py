@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
 from device_profiles.device_names import is_same_device
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.control.actions import TellLacking, TellRefused
 from orchestrator.daemon.control.rollout.replica_diff import leave_name
 from orchestrator.planning.lacking import Lacks, leave_lacking

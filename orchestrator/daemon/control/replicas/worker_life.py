@@ -9,7 +9,7 @@ from itertools import count
 
 import msgspec
 
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.control.actions import Action, LogLine, StartWorker, StopWorker
 from orchestrator.daemon.control.state import tell_nobody
 from orchestrator.protocol.contract import MEMORY_SHARE, WorkerSpec

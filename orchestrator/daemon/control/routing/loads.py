@@ -13,7 +13,7 @@ from typing import Final
 
 from device_profiles.device_load import CoreLoad, DeviceLoad, name_counters
 from device_profiles.units import MS_PER_S
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.control.actions import Action, LogLine
 from orchestrator.daemon.control.port import DeviceView
 from orchestrator.protocol.contract import WorkerSpec
