@@ -90,9 +90,10 @@ def check_canary(config: ClusterConfig, file: SourceFile) -> None:
         raise file.refuse(("canary", "most_requests"), why)
     if theirs_off and canary.drafts:
         raise file.refuse(place, "its drafts are never asked where its speculation is off; leave one of them out")
-    if theirs_off and (ours_off or not config.drafts):
+    drafts = config.drafts or config.own_drafts
+    if theirs_off and (ours_off or not drafts):
         raise file.refuse(place, "speculation is off for everybody; give the canary a speculation.method")
-    if not theirs_off and not canary.drafts and not config.drafts:
+    if not theirs_off and not canary.drafts and not drafts:
         raise file.refuse(place, "nobody has a drafter; give it canary.drafts")
     if config.speculation == config.canary_speculation and not config.canary_drafts:
         why = (

@@ -1,7 +1,8 @@
-"""Keeps the places of workers from other tenants of a Ray cluster: a placement group for each host and device.
+"""Keeps the places of workers from other tenants of a Ray cluster: a placement group for each host, device and name.
 
-A group is shared by all workers of its place: while a plan moves, the old worker and the new one are there at once. It
-lasts as long as one of them does. Nothing here imports ray: `ray_driver` hands the module over.
+A group is shared by workers of one name: while a plan moves, the old worker and the new one are there at once. Where the
+host has no CPUs left for another one, that shares the group of a worker beside it. A group lasts as long as one of its
+workers does. Nothing here imports ray: `ray_driver` hands the module over.
 
 A GPU has a group of its own, in which nothing runs. Ray would show an actor in it that one GPU alone, as the first one,
 and our workers name a GPU by its number on the host. Which GPU a group is given is Ray's choice: groups of others are
@@ -24,6 +25,8 @@ from orchestrator.protocol.contract import WorkerSpec
 
 # ADR 0060: where other work has the CPUs, the worker runs all the same.
 _PLACED_WITHIN_S = 5.0
+# The same where it can share the place of a worker beside it. Not tuned: Ray answers within a tenth of that.
+_APART_WITHIN_S = 1.0
 # Of a node's own resource: binds to it, and leaves room for a thousand. Any share below 1 / 100 does.
 NODE_SHARE = 0.001
 _ANSWERED_WITHIN_S = 30.0  # by a process that Ray may have to start
@@ -48,7 +51,7 @@ class Places:
         self._ray = ray
         self._own_ip = own_ip
         self._count_gpus = count_gpus
-        self._places: dict[tuple[str, str, str], _Place] = {}
+        self._places: dict[tuple[str, ...], _Place] = {}
         self._changing = threading.Lock()
 
     def take(self, number: int, spec: WorkerSpec) -> tuple[Any, str]:
@@ -59,8 +62,13 @@ class Places:
         ip = self._own_ip if spec.node == THIS_NODE else spec.node
         unit, cpus = name_compute_unit(spec.device), {"CPU": spec.reserved_cpus}
         with self._changing:
-            place = self._join(number, (ip, "CPU", unit), partial(self._reserve, ip, cpus))
+            beside = self._list_beside((ip, "CPU", unit))
+            within_s = _APART_WITHIN_S if beside else _PLACED_WITHIN_S
+            place = self._join(number, (ip, "CPU", unit, spec.name), partial(self._reserve, ip, cpus, within_s))
             whys = [place.why]
+            if place.group is None and beside:
+                place = beside[0]
+                place.workers.add(number)
             for index in list_gpus(spec):
                 gpu = (ip, "GPU", str(index))
                 whys.append(self._join(number, gpu, partial(self._reserve_gpu, ip, index)).why)
@@ -79,7 +87,11 @@ class Places:
                     del self._places[key]
                     self._remove(place.group)
 
-    def _join(self, number: int, key: tuple[str, str, str], reserve: Callable[[], _Place]) -> _Place:
+    def _list_beside(self, start: tuple[str, ...]) -> list[_Place]:
+        """Return the places on a device of a host that could be had."""
+        return [place for key, place in self._places.items() if key[: len(start)] == start and place.group is not None]
+
+    def _join(self, number: int, key: tuple[str, ...], reserve: Callable[[], _Place]) -> _Place:
         """Return a place with one more worker. It is reserved where no worker has it yet, or it could not be had."""
         place = self._places.get(key)
         if place is None or (place.group is None and place.why):
@@ -89,11 +101,11 @@ class Places:
         place.workers.add(number)
         return place
 
-    def _reserve(self, ip: str, resources: dict[str, float]) -> _Place:
+    def _reserve(self, ip: str, resources: dict[str, float], within_s: float = _PLACED_WITHIN_S) -> _Place:
         group = None
         try:
             group = self._ray.util.placement_group([{**resources, f"node:{ip}": NODE_SHARE}], strategy="STRICT_PACK")
-            if group.wait(_PLACED_WITHIN_S):
+            if group.wait(within_s):
                 return _Place(group, "")
             named = " and ".join(f"{count:g} {kind}" for kind, count in resources.items())
             why = f"host {ip} has not {named} free for it: other work of this Ray cluster has them"

@@ -15,8 +15,10 @@ import pytest
 from orchestrator.errors import WorkerError
 from orchestrator.launch.ray_places import list_gpus
 from orchestrator.launch.ray_runtime import RayCluster
-from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.contract import Worker, WorkerSpec
 from orchestrator.protocol.events import Failed
+from orchestrator.protocol.rounds import RoundReport
 from tests.support import engines
 from tests.support.gpu_tenant import GpuTenant, start_gpu_tenant
 
@@ -25,6 +27,10 @@ MOST_CPUS = 64  # of a Ray of our own
 
 def spec_at(device: str, cpus: float) -> WorkerSpec:
     return msgspec.structs.replace(engines.spec(), name=device, node="here", device=device, reserved_cpus=cpus)
+
+
+def replica_at(number: int, cpus: float) -> WorkerSpec:
+    return msgspec.structs.replace(spec_at("CPU", cpus), name=f"target-{number}")
 
 
 @pytest.mark.parametrize(
@@ -60,6 +66,13 @@ async def test_a_place_is_shared_by_its_workers_and_kept_from_others() -> None:
         assert "has not 8 CPU free" in (await cluster.start(spec_at("two", 8))).unreserved, "the second is still there"
         await second.stop(1.0)
         assert (await cluster.start(spec_at("two", 8))).unreserved == ""
+        left = MOST_CPUS - 12  # what is unreserved counts, too
+        replicas = [await cluster.start(replica_at(number, left / 2)) for number in range(3)]
+        assert [replica.unreserved for replica in replicas[:2]] == ["", ""], "each has CPUs of its own"
+        assert f"has not {left / 2:g} CPU free" in replicas[2].unreserved
+        for replica in replicas[:2]:
+            await replica.stop(1.0)
+        assert await is_working(replicas[2]), "it had joined a place, which lasts as long as it does"
     finally:
         await cluster.close()
 
@@ -100,6 +113,11 @@ async def test_workers_keep_their_gpus_from_a_tenant_that_waits_for_one() -> Non
             await first.stop(1.0)
             tenant.ask()
             assert await asyncio.to_thread(tenant.read) == "5"
+
+
+async def is_working(worker: Worker) -> bool:
+    worker.send(Submit("a", [4], max_tokens=3))
+    return await anext(True async for event in worker.events() if isinstance(event, RoundReport) and event.deltas)
 
 
 async def read_shown(cluster: RayCluster) -> str:
