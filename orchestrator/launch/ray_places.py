@@ -1,8 +1,8 @@
 """Keeps the places of workers from other tenants of a Ray cluster: a placement group for each host, device and name.
 
-A group is shared by workers of one name: while a plan moves, the old worker and the new one are there at once. Where the
-host has no CPUs left for another one, that shares the group of a worker beside it. A group lasts as long as one of its
-workers does. Nothing here imports ray: `ray_driver` hands the module over.
+A group is shared by workers of one name: while a plan moves, the old worker and the new one are there at once. One for
+which the host has no CPUs left shares the group of a worker beside it. A group lasts as long as one of its workers
+does. Nothing here imports ray: `ray_driver` hands the module over.
 
 A GPU has a group of its own, in which nothing runs. Ray would show an actor in it that one GPU alone, as the first one,
 and our workers name a GPU by its number on the host. Which GPU a group is given is Ray's choice: groups of others are
