@@ -183,7 +183,20 @@ def _choose_own(options: EngineOptions, number: int, config: ClusterConfig) -> E
     if own.max_batch_rows is not None:
         changes["max_batch_rows"] = own.max_batch_rows
     placed = msgspec.structs.replace(options.with_model(**changes), max_running=own.max_running or options.max_running)
-    return placed if own.own_drafts is None else _choose_own_drafts(placed, own.own_drafts, number, config)
+    if own.own_drafts is None:
+        return placed
+    return _choose_own_drafts(placed, place_drafts(own.own_drafts, own.host), number, config)
+
+
+def place_drafts(drafts: Sequence[Draft], host: str) -> tuple[Draft, ...]:
+    """Return drafts that run on this host, beside their target, where nothing says where they do."""
+
+    def place(draft: Draft) -> Draft:
+        if not isinstance(draft, ModelDraft) or draft.process != "own" or draft.host:
+            return draft
+        return draft.model_copy(update={"host": host})
+
+    return tuple(map(place, drafts))
 
 
 def _choose_own_drafts(

@@ -10,6 +10,7 @@ from device_profiles.device_names import is_processor, is_same_device
 from orchestrator.config.drafts import Draft, ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO, Replicas, TargetShard
+from orchestrator.fitting.worker_options import place_drafts
 from orchestrator.planning.here import Allowed
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.wanted import PlanRequest
@@ -124,7 +125,7 @@ def apply_plan(
             placement.model_copy(update={"host": placement.host or target.host}) for placement in placements
         ]
         changes["model"] = changes["model"].model_copy(update={"replicas": config.model.place(placed_there)})
-        changes["drafts"] = tuple(_place_draft(draft, target.host) for draft in changes["drafts"])
+        changes["drafts"] = place_drafts(changes["drafts"], target.host)
     if target.threads and not config.devices.threads and not config.devices.cores:
         changes["devices"] = config.devices.model_copy(update={"threads": target.threads})
     return config.model_copy(update=changes)
@@ -155,13 +156,6 @@ def _cut(config: ClusterConfig, proposal: PlanProposal, shard: Shard, host: str)
 
 def name_shard_device(proposal: PlanProposal, shard: Shard) -> str:
     return proposal.behind[shard.profile].device_for(shard.runtime) or shard.device.rpartition("/")[2]
-
-
-def _place_draft(draft: Draft, node: str) -> Draft:
-    """Return a draft that runs beside its target, where neither the plan nor its section says where."""
-    if not isinstance(draft, ModelDraft) or draft.process != "own" or draft.host:
-        return draft
-    return draft.model_copy(update={"host": node})
 
 
 def _fits(adapter: str, device: str, option: Option, name: str) -> bool:

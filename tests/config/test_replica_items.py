@@ -65,6 +65,16 @@ def test_one_way_to_split_takes_the_place_of_the_other_and_an_empty_list_of_both
     assert [[shard["layers"] for shard in model["shards"]] for model in models] == [[1, 2], [], [2, 1]]
 
 
+def test_a_draft_worker_of_one_replica_runs_on_its_host(tmp_path: Path) -> None:
+    items = f"{{host: 10.0.0.3, drafts: [{DRAFT}, {DRAFT[:-1]}, host: 10.0.0.4}}]}}"
+    config, _ = parse_config(write(items, tail="cluster: {address: 'a:1'}\n"), tmp_path / "cluster.yaml")
+    [beside] = replica_draft_specs(engine_options(config, tmp_path), config)
+    assert [(spec.name, spec.node) for spec in beside] == [
+        ("replica-0-model", "10.0.0.3"),
+        ("replica-0-model-2", "10.0.0.4"),
+    ]
+
+
 def test_drafts_of_one_item_alone_make_no_other_bits(tmp_path: Path) -> None:
     config = load(write("{}", "{drafts: []}", model="  alike: true\n"), tmp_path)
     assert not config.model.unlike

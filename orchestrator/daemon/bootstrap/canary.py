@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.clock import Clock
 from orchestrator.config.canary_kept import differences, to_keep
-from orchestrator.config.drafts import draft_names
+from orchestrator.config.drafts import draft_names, own_draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.control.port import Control
@@ -43,7 +43,11 @@ def _own_drafters(config: ClusterConfig) -> frozenset[str]:
     """Return what drafters are called that only the canary has. Those of everybody may be among them, where speculation
     is off for the others, or a plan leaves them without."""
     own = config.canary_drafts or config.drafts
-    names = {*draft_names(own, CANARY_PREFIX), *(draft_names(own) if not depth_of(config.speculation) else ())}
+    names = {*draft_names(own, CANARY_PREFIX)}
+    if not depth_of(config.speculation):
+        names |= {*draft_names(own)}
+        for number, replica in enumerate(config.model.placements):
+            names |= {*own_draft_names(replica.own_drafts or (), number)}
     return frozenset(names)
 
 
