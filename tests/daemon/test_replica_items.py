@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError
 
+from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_replaced_models import LETTERS
 from tests.daemon.test_replicas import ask, replicas, until_all_serve
 from tests.support import tiny_gguf
@@ -88,6 +89,14 @@ def test_each_replica_drafts_with_its_own_and_no_token_differs(daemon: Daemon, e
     assert "drafts by nothing" in shown
     assert "layers 0 to 0 on simulated" in shown
     assert "draft worker replica-0-model" in shown
+
+
+def test_a_choice_of_drafters_is_each_replicas_own(daemon: Daemon, expected) -> None:
+    query_daemon(daemon.admin, "/admin/drafters", {"names": ["suffix", "model"]})
+    chosen = [replica["chosen"] for replica in query_daemon(daemon.admin, "/admin/drafters")["replicas"]]
+    assert chosen == [["suffix"], [], ["model"]]
+    assert read_texts(daemon) == expected
+    query_daemon(daemon.admin, "/admin/drafters", {"names": None})
 
 
 def test_a_killed_replica_and_a_killed_draft_cost_no_token_and_come_back_as_they_were(daemon: Daemon, expected) -> None:
