@@ -23,7 +23,7 @@ from tests.support.waiting import until
 
 MODEL = "method: model, source: 'simulated:toy', adapter: simulated"
 ITEMS = (
-    f"{{drafts: [{{method: suffix}}, {{{MODEL}, process: own, overlap: always}}], max_running: 2}}",
+    f"{{drafts: [{{method: suffix, memory: 0 B}}, {{{MODEL}, process: own, overlap: always}}], max_running: 2}}",
     "{drafts: [], max_running: 2}",
     "{shards: [{layers: 1}, {layers: 2}], max_running: 2}",
 )
@@ -56,7 +56,7 @@ def until_all_draft(daemon: Daemon) -> None:
     """Wait until all replicas serve, and each draft worker is connected to its replica."""
     until_all_serve(daemon)
     until(lambda: [list_drafters(each) for each in replicas(daemon)] == [["suffix", "replica-0-model"], [], ["model"]])
-    until(lambda: sorted(draft["name"] for draft in daemon.status()["drafts"] if draft["phase"] == "ready") == WORKERS)
+    until(lambda: sorted(draft["name"] for draft in daemon.status()["drafts"] if draft["connected"]) == WORKERS)
 
 
 def list_drafters(replica: dict[str, Any]) -> list[str]:
