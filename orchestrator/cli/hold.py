@@ -36,11 +36,14 @@ def health(daemon: Daemon, model: ModelName = None) -> None:
 def show_health(answer: dict[str, Any]) -> None:
     """Print the parts that are not healthy."""
     for model in answer["models"]:
+        name = f"the model '{model['model']}'" if model["model"] else "the model"
         if model["phase"] != "ready":
-            name = f"the model '{model['model']}'" if model["model"] else "the model"
             print_lines(f"{name} is {model['phase']}: {model['detail']}")
+        elif model["missing"]:
+            print_lines(f"{name} is degraded: {'; '.join(model['missing'])}")
     if not answer["parts"]:
-        print_lines("all parts are healthy")
+        if not any(model["missing"] for model in answer["models"]):
+            print_lines("all parts are healthy")
         return
     several = any("model" in part for part in answer["parts"])
     rows = []

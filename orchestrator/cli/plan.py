@@ -72,7 +72,8 @@ def plan(
 def _print_learnt(proposal: PlanProposal, running: Mapping[str, Any]) -> None:
     """Print what a daemon that runs has learnt and the plan does not say: replicas that are out, and what was left out
     where workers were refused."""
-    for line in (*(replica["why"] for replica in running["missing"]), *running["assumed"]):
+    out = [wanted["why"] for wanted in (*running["missing"], *running["unmet"])]
+    for line in (*out, *running["assumed"]):
         if line not in proposal.assumed:
             typer.echo(f"the daemon that runs says: {line}")
 
@@ -94,15 +95,18 @@ def diff(
     from orchestrator.cli.plan_table import print_diff
     from policies.planning.plan import diff as differences
 
-    (old, missing), (new, _) = (_load_plan(name, config, cluster, profiles, model) for name in (before, after))
+    (old, running), (new, _) = (_load_plan(name, config, cluster, profiles, model) for name in (before, after))
+    missing, unmet = running.get("missing", []), running.get("unmet", [])
     changes = differences(old, new, [replica["replica"] for replica in missing])
     if as_json:
         gain = changes.gain if changes.before_tokens_per_s else None
-        print_json({**asdict(changes), "gain": gain, "missing": missing})
+        print_json({**asdict(changes), "gain": gain, "missing": missing, "unmet": unmet})
     else:
         print_diff(changes, before, after, new.currency)
         for replica in missing:
             print(f"replica {replica['replica']} is planned and does not run: {replica['why']}")
+        for wish in unmet:
+            print(wish["why"])
 
 
 def propose_plans(
@@ -212,8 +216,9 @@ def _load(path: Path | None, *, present: bool) -> tuple[ClusterConfig, Path]:
 
 def _load_plan(
     name: str, config: Path | None, cluster: Path | None, profiles: Path | None, model: str | None
-) -> tuple[Plan, list[dict[str, Any]]]:
-    """Return a plan, and which of its replicas do not run, where a daemon runs it. Raises OutriderError."""
+) -> tuple[Plan, dict[str, Any]]:
+    """Return a plan, and what else was written of it: which of its replicas do not run (`missing`), and what is
+    configured and not planned (`unmet`), where a daemon runs it. Raises OutriderError."""
     import msgspec
 
     from orchestrator.planning.wanted import PlanError
@@ -221,16 +226,17 @@ def _load_plan(
 
     if name == PROPOSED:
         proposals = propose_plans(config, cluster, profiles, model, first=model is None)
-        return next(iter(proposals.values())).plan, []
+        return next(iter(proposals.values())).plan, {}
     try:
         if name == RUNNING:
             written = _query_plan(config, model)
             if written.get("plan") is None:
+                out = "".join(f"; {replica['why']}" for replica in written["missing"])
                 way_out = "let it plan with model.adapter: auto"
-                raise PlanError(f"the daemon runs what cluster.yaml says, without a plan; {way_out}")
+                raise PlanError(f"the daemon runs what cluster.yaml says, without a plan{out}; {way_out}")
         else:
             written = json.loads(Path(name).read_text(encoding="utf-8"))
-        return msgspec.convert(written["plan"], Plan), written.get("missing", [])
+        return msgspec.convert(written["plan"], Plan), written
     except OSError as error:
         raise PlanError(f"{name}: cannot be read: {error.strerror}; write it with `outrider plan --json`") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -12,6 +12,7 @@ from orchestrator.planning.correction import Key, key_of
 from orchestrator.planning.estimates import DeviceSource
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.stored import MeasuredHardware
+from policies.planning.placement import UNLIKE
 from policies.planning.plan import Role, Shard
 
 
@@ -141,6 +142,15 @@ def list_estimates(proposal: PlanProposal) -> list[str]:
             if shard.source == "estimate"
         }
     )
+
+
+def list_left_out_as_unlike(proposal: PlanProposal) -> str:
+    """Return in a line what keeps a plan from its replicas where all are to be alike; "" where nothing does."""
+    wanted, there = proposal.request.replicas, len(proposal.plan.replicas)
+    out = sorted({candidate.what for candidate in proposal.plan.rejected if candidate.why == UNLIKE})
+    if there >= wanted or not out:
+        return ""
+    return f"{wanted - there} of {wanted} replicas left out as unlike: {', '.join(out)}: {UNLIKE}"
 
 
 def _name_profile(profile: MeasuredModel, shard: Shard) -> str:

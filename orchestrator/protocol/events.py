@@ -67,6 +67,7 @@ FailureKind = Literal[
     "storage",
     "network",
     "endpoint",
+    "unlike",
     "hung",
     "unknown",
 ]
@@ -79,6 +80,7 @@ FailureKind = Literal[
 - "storage": the model store cannot be written.
 - "network": a download failed.
 - "endpoint": the server that a worker asks is away. The worker and its host are well.
+- "unlike": control ended it, as its model or its bits are not those of the replicas that it was to serve beside.
 - "hung": control ended it.
 - "unknown": a failure that nobody could place; "": nobody tried to.
 """

@@ -266,7 +266,7 @@ STANDING_BY = (
 LOSING = (
     Cause(
         "a replica's worker is killed, and its next ones find no room; then they do",
-        {"OutriderReplicaFailed": {}},
+        {"OutriderReplicaFailed": {"reason": "restarts"}},
         _lose_replica,
         lambda stage: stage.mend("full"),
     ),

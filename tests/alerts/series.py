@@ -128,11 +128,14 @@ RECORDED = {
         {"model_name": "toy", "what": "drafter"},
     ),
     "OutriderReplicaFailed": Recorded(
-        {name("replicas_failed"): hold(0, 10) + hold(1, 20) + hold(0, 20)},
+        {
+            name("replicas_failed", reason="restarts"): hold(0, 10) + hold(1, 20) + hold(0, 20),
+            name("replicas_failed", reason="slow"): hold(0, 50),
+        },
         9 * _MIN,
         12 * _MIN,
         32 * _MIN,
-        {"model_name": "toy"},
+        {"model_name": "toy", "reason": "restarts"},
     ),
     "OutriderFailover": Recorded(
         _event("worker_losses_total", kind="killed"),

@@ -20,9 +20,17 @@ from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.loops.planner_port import DriftPolicy
 from orchestrator.daemon.control.port import StateView
-from orchestrator.daemon.control.replicas.shortfall import describe_missing, is_out, list_missing, list_wanted
+from orchestrator.daemon.control.replicas.shortfall import (
+    count_out,
+    describe_missing,
+    find_out_reason,
+    list_missing,
+    list_shortfall,
+    list_wanted,
+)
+from orchestrator.errors import WorkerLost
 from orchestrator.launch.local import LocalCluster
-from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.contract import Worker, WorkerSpec
 from policies.serving.failover.standby import FailoverRules, Readiness
 from tests.control.test_controller import PROMPT, at_once, decode, until
 from tests.control.test_plan_keeper import Clock, Making, Workers, first_plan, name_workers
@@ -54,23 +62,29 @@ def list_out(view: StateView) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "told"),
+    ("one", "other", "told", "reason", "became"),
     [
-        ({}, {"fail_start": "final"}, "no such device"),
-        ({"activations": "bf16"}, {"activations": "fp32"}, "its tokens would differ"),
+        ({}, {"fail_start": "final"}, "no such device", "failed", "is failed"),
+        (
+            *({"activations": "bf16"}, {"activations": "fp32"}, "its tokens would differ"),
+            *("unlike", "is left out as unlike"),
+        ),
     ],
     ids=["said by the worker", "said of its tokens"],
 )
-async def test_a_refused_replica_is_named_and_neither_its_device_nor_a_crash_is(one, other, told) -> None:
+async def test_a_refused_replica_is_named_and_neither_its_device_nor_a_crash_is(
+    one, other, told, reason, became
+) -> None:
     async with start_control(name_worker("one", **one), name_worker("other", **other)) as control:
-        await until(lambda: any(map(is_out, control.view().replicas)))
+        await until(lambda: any(map(find_out_reason, control.view().replicas)))
         view = control.view()
         (missing,) = list_missing(view)
         assert list_out(view) == [("worker", missing.name, "failed")]
         assert told in view.health[0].why
         assert view.losses == {}, "it was not lost"
         assert [replica.name for replica in list_wanted(view)] == ["one", "other"]
-        assert describe_missing(missing) == f"{missing.name} is failed: {view.health[0].why}"
+        assert describe_missing(missing) == f"{missing.name} {became}: {view.health[0].why}"
+        assert {out: count for out, count in count_out(view).items() if count} == {reason: 1}
         assert missing.device == f"here/{missing.name.upper()}"
         assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
 
@@ -81,6 +95,7 @@ async def test_a_replica_that_ends_at_each_start_is_named_while_it_is_tried_agai
         view = control.view()
         (part,) = [one for one in view.health if one.kind == "worker"]
         assert (part.name, part.state, view.replicas[1].phase) == ("bad", "open", "starting")
+        assert list_shortfall(view) == [f"bad is out of restarts: {part.why}"]
         assert "started once a minute" in part.why
 
 
@@ -105,7 +120,7 @@ async def test_what_serves_of_a_plan_is_what_its_replicas_reach_that_are_ready(t
     keeper = PlanKeeper(name_workers(proposal), Workers(), Making(), DriftPolicy(0.2, 3.0), Clock())
     async with start_control(name_worker("good"), name_worker("bad", fail_start="final")) as control:
         control.views.plan_view = keeper.view
-        await until(lambda: any(map(is_out, control.view().replicas)))
+        await until(lambda: any(map(find_out_reason, control.view().replicas)))
         plan = control.view().plan
         reached = [one.prediction.goodput_tokens_per_s for one in proposal.plan.replicas]
         assert plan is not None
@@ -134,5 +149,54 @@ async def test_while_the_head_of_a_cluster_is_away_status_and_metrics_say_so_and
                 assert why in rows.get("RAY AWAY", "")
                 assert f'what="cluster"}} {float(bool(why))}' in metrics.render().decode()
                 assert await decode(control, f"a{why}", PROMPT, 5) == engines.tokens(PROMPT, 5)
+    finally:
+        await control.close()
+
+
+@pytest.mark.parametrize(("expected_s", "patient_s"), [(0.0, 890.0), (1.0, 50.0), (100.0, 290.0)])
+async def test_a_replica_that_loads_for_longer_than_its_plan_says_is_told_and_no_sooner(expected_s, patient_s) -> None:
+    specs, clock = [name_worker("good"), name_worker("slow", fail_start="never")], SystemClock()
+    control = TargetControl(LocalCluster(), specs, LIMITS, clock, at_once)
+    control.views.expect_load_s = lambda engine: expected_s
+    await control.start()
+    try:
+        await until(lambda: [replica.phase for replica in control.view().replicas] == ["ready", "starting"])
+        patient = control.views.build_view(clock.monotonic_s() + patient_s)
+        assert (list_out(patient), not any(count_out(patient).values())) == ([], True)
+        assert list_shortfall(patient)[0].startswith("slow is starting")
+        late = control.views.build_view(clock.monotonic_s() + patient_s + 20.0)
+        assert list_out(late) == [("worker", "slow", "open")]
+        assert {reason: count for reason, count in count_out(late).items() if count} == {"slow": 1}
+        assert list_shortfall(late)[0].startswith("slow has been loading for longer than expected")
+    finally:
+        await control.close()
+
+
+class HostAway(LocalCluster):
+    """Has no host of that name."""
+
+    missing = ""
+
+    async def start(self, spec: WorkerSpec) -> Worker:
+        if spec.node == self.missing != "":
+            raise WorkerLost(f"there is no node {spec.node}", kind="host")
+        return await super().start(msgspec.structs.replace(spec, node=""))
+
+
+async def test_a_replica_whose_host_is_away_is_told_until_the_host_is_back() -> None:
+    cluster = HostAway()
+    cluster.missing = "10.0.0.7"
+    far = msgspec.structs.replace(name_worker("far"), node="10.0.0.7")
+    control = TargetControl(cluster, [name_worker("good"), far], LIMITS, SystemClock(), at_once)
+    await control.start()
+    try:
+        await until(lambda: control.view().phase == "ready" and count_out(control.view())["host"] == 1)
+        view = control.view()
+        assert list_shortfall(view) == [describe_missing(view.replicas[1])]
+        assert "far waits for its host: there is no node 10.0.0.7" in list_shortfall(view)[0]
+        assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
+        cluster.missing = ""
+        await until(lambda: list_missing(control.view()) == [])
+        assert not any(count_out(control.view()).values())
     finally:
         await control.close()

@@ -206,7 +206,7 @@ def test_where_neither_file_nor_store_has_the_model_it_is_said_until_one_is_ther
         answer = httpx.get(f"{daemon.url}/ready")
         assert (answer.status_code, detail in answer.text) == (503, True)
         metrics = httpx.get(f"{daemon.url}/metrics").text
-        assert 'outrider_replicas_failed{engine="0",model_name="tiny"} 1.0' in metrics
+        assert 'outrider_replicas_failed{engine="0",model_name="tiny",reason="failed"} 1.0' in metrics
         with pytest.raises(openai.InternalServerError, match="another one at its place"):
             ask(daemon)
         log = daemon.log.read_text()

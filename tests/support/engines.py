@@ -65,7 +65,7 @@ class _Request:
 class ScriptedEngine:
     """One token a round for each of the first `slots` requests; a round takes `step_s`.
 
-    `fail_start`: "" or what to do instead of becoming ready ("exit", "restartable", "final"). `ignore_stop`:
+    `fail_start`: "" or what to do instead of becoming ready ("exit", "restartable", "final", "never"). `ignore_stop`:
     only a signal ends it. `activations`: what it says of them. `cannot`: what it does not
     do. `gives_up`: another worker may have each request. `shown`: a variable, which it tells as its device.
     """
@@ -105,6 +105,9 @@ class ScriptedEngine:
         emit(Progress("load", 0.5))
         if self._fail_start == "exit":
             os._exit(7)
+        if self._fail_start == "never":
+            self._step = Step("load", -1.0)
+            time.sleep(3600.0)
         if self._fail_start:
             emit(Failed("no such device", restartable=self._fail_start == "restartable"))
             return

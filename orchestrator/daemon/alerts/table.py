@@ -147,13 +147,15 @@ ALERTS = (
     ),
     Alert(
         "OutriderReplicaFailed",
-        _MODEL,
+        (*_MODEL, "reason"),
         (Condition(Read("outrider_replicas_failed", fold="max"), ">", 0.0),),
         0.0,
         "warning",
-        "A planned replica does not serve: its worker was refused, as none can work there, or each is lost at its "
-        "start. The other replicas have all requests, and less is served than was planned.",
-        "lost requests, while another replica serves. A replica that still loads is not counted.",
+        "A planned or configured replica does not serve. The label `reason` says why: `failed`, no worker can work "
+        "there; `restarts`, each is lost, or none ever served; `unlike`, its bits or its model are others; `host` or "
+        "`server`, what it runs on is away; `slow`, it has been loading for longer than expected. The other replicas "
+        "have all requests, and less is served than was planned.",
+        "lost requests, while another replica serves. A replica that loads as long as expected is not counted.",
         "`outrider health` names the worker and says why; `outrider plan diff` says what the plan lacks.",
         "Mend what it names. Where `model.alike` is true, tokens that would differ need one precision "
         "(`model.activations`) and one set of library versions. `outrider reload` starts workers anew where a key of "

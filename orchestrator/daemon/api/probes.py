@@ -16,7 +16,7 @@ from orchestrator.daemon.api.keys import STRANGER
 from orchestrator.daemon.api.metrics.page import MetricsPage
 from orchestrator.daemon.api.openapi import operation
 from orchestrator.daemon.api.served import NOT_READY_RETRY_S, ServedModel, ServedModels, not_ready
-from orchestrator.daemon.control.replicas.shortfall import list_missing, list_wanted
+from orchestrator.daemon.control.replicas.shortfall import list_shortfall, list_wanted
 from orchestrator.daemon.control.state import DRAINING, FAILED, READY, RESTARTING, STARTING
 from orchestrator.daemon.control.streams.admission import describe_held
 from orchestrator.daemon.journal.standing import JournalView
@@ -159,10 +159,10 @@ def _count_serving(models: Sequence[ServedModel], *, whole: bool) -> dict[str, A
     views = [(f"{model.name}: " if len(models) > 1 else "", model.control.view()) for model in models]
     missing: list[str] = []
     for whose, view in views:
-        gone = [(f"{whose}{replica.name}", replica.phase, replica.detail) for replica in list_missing(view)]
+        missing += [f"{whose}{line}" for line in list_shortfall(view, whole=whole)]
         if not view.replicas and view.phase != READY:  # it has none, and may never have any
-            gone = [(whose.removesuffix(": ") or "the model", view.phase, view.detail)]
-        missing += [f"{name} is {phase}{f': {why}' if why and whole else ''}" for name, phase, why in gone]
+            why = f": {view.detail}" if view.detail and whole else ""
+            missing.append(f"{whose.removesuffix(': ') or 'the model'} is {view.phase}{why}")
     wanted = [replica for _, view in views for replica in list_wanted(view)]
     serving = sum(replica.phase == READY for replica in wanted)
     return {"planned": len(wanted), "serving": serving, "missing": missing}

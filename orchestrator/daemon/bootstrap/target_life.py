@@ -46,6 +46,7 @@ from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.loops.planner_port import StartPlan
+from orchestrator.daemon.control.port import UnmetWish
 from orchestrator.daemon.control.replicas.scaler import end_scaling
 from orchestrator.daemon.control.rollout.canary import CanaryTrial
 from orchestrator.daemon.draft_store.control import RecallingControl
@@ -53,7 +54,7 @@ from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import DaemonError, WorkerError
 from orchestrator.fitting.worker_options import list_draft_pools
 from orchestrator.planning.applied import list_unplaced_drafts
-from orchestrator.planning.basis import plain
+from orchestrator.planning.basis import list_left_out_as_unlike, plain
 from orchestrator.planning.neighbours import TakenPlace
 from orchestrator.protocol.events import Progress
 from orchestrator.protocol.load_options import ModelOptions
@@ -129,6 +130,13 @@ class TargetLife:
         """Return the running plan as plain data; None where nothing is left to one."""
         return plain(self._keeper.proposal) if self._keeper is not None else None
 
+    def list_unmet(self) -> list[UnmetWish]:
+        """Return what the configuration wants and no replica is there for."""
+        absent = self._fleet.fleet.absent if self._fleet is not None else {}
+        unmet = [UnmetWish("host", f"host {name} is absent: {why}") for name, why in absent.items()]
+        unlike = list_left_out_as_unlike(self._keeper.proposal) if self._keeper is not None else ""
+        return [*unmet, *([UnmetWish("unlike", unlike)] if unlike else [])]
+
     def describe_hosts(self) -> list[dict[str, Any]]:
         """Return the hosts that it is planned for, as plain data."""
         return self._fleet.fleet.describe_hosts() if self._fleet is not None else []
@@ -181,7 +189,8 @@ class TargetLife:
     def _follow_keeper(self, keeper: PlanKeeper) -> None:
         self._keeper = keeper
         self._ground.board.note(self.config.number, lambda: keeper.proposal.plan)
-        self.control.views.plan_view = keeper.view
+        views = self.control.views
+        views.plan_view, views.expect_load_s, views.list_unmet = keeper.view, keeper.expect_load_s, self.list_unmet
         for kind, observer in keeper.hears.items():
             self.control.observers.follow(kind, observer)
         keeper.observe_health(self.control.list_unwell())  # it may have changed while nobody followed

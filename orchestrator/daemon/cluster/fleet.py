@@ -85,6 +85,19 @@ class Fleet:
         skewed = {address: describe_skew(host, own) for address, host in self._hosts.items()} if own else {}
         return {**self._left_out, **{address: why for address, why in skewed.items() if why}}
 
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """The listed hosts that cannot be used, by name, and why. None before it is known who is there."""
+        if self._watching is None:
+            return {}
+        present, left_out = self.addresses.values(), self.left_out
+        addresses = {host.name: self._own if host.address == THIS_NODE else host.address for host in self._rules.listed}
+        return {
+            name: left_out.get(address, "it is not in the cluster")
+            for name, address in addresses.items()
+            if address not in present
+        }
+
     def describe_listed(self, node: str) -> ClusterHost | None:
         """Return what cluster.yaml says of a node; None for nothing."""
         own = node == THIS_NODE

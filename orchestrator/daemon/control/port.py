@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from device_profiles.device_load import DeviceLoad
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, ActiveOverrides
@@ -71,11 +71,17 @@ class DraftView:
     load: DraftLoad | None = None
 
 
+Hindrance = Literal["", "unlike", "host", "server", "slow"]
+"""What keeps a replica from serving: its bits or its model are others than those that it was to serve beside, its host
+or the server that it asks is away, or it has been loading for longer than expected."""
+
+
 @dataclass(slots=True)
 class ReplicaView:
     """One replica of the target now. `engine` counts from 0; `silent_s`: for how long it has had streams and said
     nothing (0 where it has none). `spent`: it was lost too often of late, and is tried again from time to time;
-    `back_in_s`: when it can be expected to serve, by its last start. `standby`: it takes the target's place only;
+    `back_in_s`: when it can be expected to serve, by its last start. `hindrance`: what keeps it from serving, where its
+    phase does not say it ("": nothing; control.replicas.shortfall). `standby`: it takes the target's place only;
     `unlike`: in what its tokens may differ from the target's ("": in nothing). `held`: why it takes no requests, as an
     operator wants it. `draft`: what proposes tokens there; `route`: by which the last request went there. Its workers
     are started on `device`, "HOST/DEVICE" ("": their runtime chooses). The rest is as in StateView. Nobody changes one:
@@ -93,6 +99,7 @@ class ReplicaView:
     silent_s: float = 0.0
     spent: bool = False
     back_in_s: float = 0.0
+    hindrance: Hindrance = ""
     standby: bool = False
     unlike: str = ""
     held: str = ""
@@ -120,11 +127,21 @@ class HealthView:
 
 @dataclass(frozen=True, slots=True)
 class MissingReplica:
-    """A replica of the plan, by its number there, that is out (control.replicas.shortfall). `name`: of its worker;
-    `why`: what became of that, in one line."""
+    """A replica of the plan, by its number there, that is out, and for which `reason` (control.replicas.shortfall).
+    `name`: of its worker; `why`: what became of that, in one line."""
 
     replica: int
     name: str
+    why: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnmetWish:
+    """What was configured and no replica is there for: `why` in one line, and for which `reason`
+    (control.replicas.shortfall)."""
+
+    reason: str
     why: str
 
 
@@ -278,7 +295,8 @@ class StateView:
     of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
     does not follow load. `draft_store`: None where answers stay in the worker's memory; `recent_outputs`:
     None until an answer to a user tag is there. `quarantined`: requests that are refused for having ended workers.
-    `cluster_away`: why no worker can be started, while a cluster does not answer; "" where one can.
+    `cluster_away`: why no worker can be started, while a cluster does not answer; "" where one can. `unmet`: what was
+    configured and none of the `replicas` is there for.
     """
 
     phase: str
@@ -308,6 +326,7 @@ class StateView:
     recent_outputs: RecentOutputsView | None = None
     quarantined: int = 0
     cluster_away: str = ""
+    unmet: tuple[UnmetWish, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, Final
 
-from orchestrator.daemon.control.port import ReplicaView, StateView, Totals
+from orchestrator.daemon.control.port import Hindrance, ReplicaView, StateView, Totals
 from orchestrator.protocol.events import Event, Progress
 from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Gauges, RoundReport
@@ -97,6 +97,11 @@ _MODEL = ("model_digest", "vocabulary_fingerprint")
 _FORMATS = ("adapter", "weights", "activations", "kv_cache")
 _EXACTNESS, _BITS = "exactness", "class_fingerprint"
 _DEVICE = ("device_name", "numerical_class", "shapes")
+# A start that takes so many times as long as the last one, or as its plan says, is late, but never before a minute. Not
+# tuned: machines that are busy took up to twice as long.
+_LATE_TIMES, _LATE_AFTER_S = 3.0, 60.0
+# Where nobody knows how long it takes: the conversion of 1.5B took 160 to 270 s on two busy cores. Not tuned.
+_LATE_UNKNOWN_S = 900.0
 _GROUP_DIGITS = 12  # as of a system_fingerprint: 48 bits tell the groups of any fleet apart
 
 
@@ -157,6 +162,7 @@ class TargetState:
     """The target's phase, and the last that its worker told. `ready` outlives a lost worker; `serving`: its worker is
     ready. `due_s`: when the next
     worker is started, or was; `start_s`: how long the last start took. `spent`: it was lost too often of late.
+    `hindrance`: see ReplicaView; that it is slow is found when it is looked at.
     `on_change` is called with each change that routing has to know of."""
 
     name: str
@@ -165,6 +171,7 @@ class TargetState:
     spent: bool = False
     due_s: float = 0.0
     start_s: float = 0.0
+    hindrance: Hindrance = ""
     on_change: Callable[[], object] = tell_nobody
     phase: str = STARTING
     serving: bool = False
@@ -195,7 +202,7 @@ class TargetState:
                 self.on_change()
             case Ready():
                 self.ready, self.serving, self.spent = event, True, False
-                self.phase, self.detail = READY, ""
+                self.phase, self.detail, self.hindrance = READY, "", ""
                 self.on_change()
             case Progress():
                 self.detail = format_progress(event)
@@ -216,20 +223,37 @@ class TargetState:
             self.phase = RESTARTING
         self.on_change()
 
-    def mark_restarting(self, detail: str, due_s: float, *, spent: bool) -> None:
+    def mark_restarting(self, detail: str, due_s: float, *, spent: bool, hindrance: Hindrance = "") -> None:
         """One more restart is under way."""
         self.totals = replace(self.totals, restarts=self.totals.restarts + 1)
-        self.detail, self.due_s, self.spent = detail, due_s, spent
+        self.detail, self.due_s, self.spent, self.hindrance = detail, due_s, spent, hindrance
 
-    def mark_failed(self, cause: str) -> None:
-        self.phase, self.detail, self.serving = FAILED, cause, False
+    def mark_started(self, where: str, now_s: float) -> None:
+        """A worker's process is there; whether the server answers that it asks is not known."""
+        self.where, self.due_s = where, now_s
+        if self.hindrance == "host":
+            self.hindrance = ""
+
+    def mark_failed(self, cause: str, hindrance: Hindrance = "") -> None:
+        self.phase, self.detail, self.serving, self.hindrance = FAILED, cause, False, hindrance
         self.on_change()
 
-    def view(self, engine: int, streams: int, silent_s: float = 0.0, now_s: float = 0.0) -> ReplicaView:
+    def view(
+        self, engine: int, streams: int, silent_s: float = 0.0, now_s: float = 0.0, expected_s: float = 0.0
+    ) -> ReplicaView:
+        """Return it as it is. `expected_s`: how long a first start is expected to take; 0: nobody knows."""
         back_in_s = 0.0 if self.serving else max(0.0, self.back_s - now_s)
         named = (engine, self.name, self.phase, self.detail, self.where or self.name)
         figures = (self.ready, self.gauges, self._running.sum_up(), streams)
-        return ReplicaView(*named, *figures, silent_s if streams else 0.0, self.spent, back_in_s)
+        hindrance = self.hindrance or ("slow" if self._is_late(now_s, self.start_s or expected_s) else "")
+        return ReplicaView(*named, *figures, silent_s if streams else 0.0, self.spent, back_in_s, hindrance)
+
+    def _is_late(self, now_s: float, expected_s: float) -> bool:
+        """Return whether its worker has been loading for longer than expected."""
+        if self.serving or self.phase == FAILED or not self.due_s:
+            return False
+        bound_s = max(_LATE_AFTER_S, _LATE_TIMES * expected_s) if expected_s else _LATE_UNKNOWN_S
+        return now_s - self.due_s > bound_s
 
 
 def format_progress(progress: Progress) -> str:

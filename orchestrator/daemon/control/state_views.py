@@ -15,6 +15,7 @@ from orchestrator.daemon.control.port import (
     ReplicaView,
     ScaleView,
     StateView,
+    UnmetWish,
 )
 from orchestrator.daemon.control.replicas.replicas import Replica, unlike_all
 from orchestrator.daemon.control.replicas.shortfall import judge_workers
@@ -32,13 +33,17 @@ _VIEWED_S = 1.0
 
 class StateViews:
     """Of one control, which began at `started_s`. `plan_view` says what a plan predicts, where there is one, and what
-    of it runs with these replicas. `scale_view` says how many replicas are wanted, where load decides,
+    of it runs with these replicas. `expect_load_s` says how long the worker of a replica, by its number, takes to load
+    (0: it does not). `list_unmet` returns what was configured and is not planned. `scale_view` says how many replicas
+    are wanted, where load decides,
     `draft_store_view` how the draft store does, `recent_outputs_view` what users were answered of late.
     `explain_unserved` says why requests cannot be served yet though a worker says that it is ready; "" where they can.
     `preparing`: what goes on before there is anything to start, or why nothing ever serves (`given_up`)."""
 
     def __init__(self, state: State, cluster: Cluster, desk: OperatorDesk, started_s: float) -> None:
         self.plan_view: Callable[[Sequence[ReplicaView]], PlanView] | None = None
+        self.expect_load_s: Callable[[int], float] = lambda _engine: 0.0
+        self.list_unmet: Callable[[], Sequence[UnmetWish]] = tuple
         self.scale_view: Callable[[], ScaleView] | None = None
         self.draft_store_view: Callable[[], DraftStoreView] | None = None
         self.recent_outputs_view: Callable[[], RecentOutputsView] | None = None
@@ -110,6 +115,7 @@ class StateViews:
             recent_outputs=self.recent_outputs_view() if self.recent_outputs_view is not None else None,
             quarantined=len(state.blame.list_quarantined(now_s)),
             cluster_away=self._cluster.away,
+            unmet=tuple(self.list_unmet()),
         )
         kept = describe_held(shown) if shown.phase == READY else ""
         return replace(shown, detail=kept) if kept else shown
@@ -127,7 +133,7 @@ class StateViews:
         live = self._state.streams.counts[replica.name]
         silent_s = now_s - max(replica.life.heard_s, replica.busy_s)
         ready = replica.state.ready
-        view = replica.state.view(replica.engine, live, silent_s, now_s)
+        view = replica.state.view(replica.engine, live, silent_s, now_s, self.expect_load_s(replica.engine))
         if replica.standby:
             view.standby = True
             view.unlike = unlike_all(ready, self._state.replicas.primary) if ready is not None else ""

@@ -164,7 +164,7 @@ def _fold_phase(state: State, event: events.PhaseEvent, now_s: float) -> list[Ac
                 *state.drafts.run_these(event.drafts),
             ]
         case events.ClusterOpened():
-            return [action for replica in state.replicas.serving for action in replica.life.begin()]
+            return [action for replica in state.replicas.serving for action in replica.begin(now_s)]
         case events.ClusterFailed():
             for replica in state.replicas.serving:
                 replica.state.mark_failed(event.cause)

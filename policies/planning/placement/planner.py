@@ -26,6 +26,8 @@ from policies.planning.plan import (
     Role,
 )
 
+UNLIKE = "its bits would differ from the other replicas', and model.alike is true"
+"""Why an option is rejected where all replicas are to be alike."""
 # Every number of replicas up to this one. ADR 0055; above, they double.
 _EVERY_COUNT = 8
 
@@ -86,9 +88,8 @@ def _keep_best_group(left: Usable, links: Links, wanted: PlanGoal) -> Usable:
     if best is None:
         return left
     stays = {id(option) for options in best[1].targets.values() for option in options}
-    why = "its bits would differ from the other replicas', and model.alike is true"
     out = [
-        RejectedCandidate(f"{profile} {option.label}", why, Role.TARGET.value)
+        RejectedCandidate(f"{profile} {option.label}", UNLIKE, Role.TARGET.value)
         for profile, options in left.targets.items()
         for option in options
         if id(option) not in stays

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from orchestrator.daemon.api.admin.targets import AdminTarget, AdminTargets, spell_device, spell_worker
 from orchestrator.daemon.api.audit import note_change
+from orchestrator.daemon.control.replicas.shortfall import list_shortfall, list_wanted
 from orchestrator.errors import RequestError
 from policies.serving.failover.health import Held, PartKind
 
@@ -31,7 +32,14 @@ def install_health_routes(app: FastAPI, targets: AdminTargets) -> None:
         chosen = [(targets.label(target), target, target.control.view()) for target in targets.choose(model)]
         return {
             "models": [
-                {"model": target.name(), "phase": view.phase, "detail": view.detail} for _, target, view in chosen
+                {
+                    "model": target.name(),
+                    "phase": view.phase,
+                    "detail": view.detail,
+                    "planned": len(list_wanted(view)),
+                    "missing": list_shortfall(view),
+                }
+                for _, target, view in chosen
             ],
             "parts": [{**dataclasses.asdict(part), **label} for label, _, view in chosen for part in view.health],
         }

@@ -22,7 +22,7 @@ from orchestrator.daemon.api.audit import AdminAudit, AuditLog
 from orchestrator.daemon.api.body_work import DeadlyBodies
 from orchestrator.daemon.api.gates import NO_TELEMETRY
 from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, Totals
-from orchestrator.daemon.control.replicas.shortfall import describe_missing, list_missing, list_wanted
+from orchestrator.daemon.control.replicas.shortfall import list_missing_of_plan, list_shortfall, list_wanted
 from orchestrator.daemon.journal.standing import JournalView
 from orchestrator.protocol.ready import Ready
 
@@ -74,12 +74,14 @@ def create_admin_app(
     @app.get("/admin/plan")
     async def plan(model: str | None = None) -> dict[str, Any]:
         target = served.choose(model)[0]
-        progress = target.control.view().plan
-        if progress is None:
-            return {**(target.running_plan() or {"plan": None}), "missing": []}
-        fields = dataclasses.asdict(progress)
-        weak = {key: fields[key] for key in ("missing", "drifted", "doubts", "to_measure")}
-        return {**(target.running_plan() or {"plan": None}), **weak}
+        view = target.control.view()
+        running = {**(target.running_plan() or {"plan": None}), "unmet": list(map(dataclasses.asdict, view.unmet))}
+        if view.plan is None:  # then cluster.yaml is the plan
+            wanted = list_wanted(view)
+            missing = list_missing_of_plan(wanted, {replica.engine: replica.engine for replica in wanted})
+            return {**running, "missing": list(map(dataclasses.asdict, missing))}
+        fields = dataclasses.asdict(view.plan)
+        return {**running, **{key: fields[key] for key in ("missing", "drifted", "doubts", "to_measure")}}
 
     @app.get("/admin/alerts")
     async def show_alerts() -> dict[str, Any]:
@@ -135,10 +137,7 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "scaling": dataclasses.asdict(view.scaling) if view.scaling is not None else None,
         "draft_store": dataclasses.asdict(view.draft_store) if view.draft_store is not None else None,
         "recent_outputs": dataclasses.asdict(view.recent_outputs) if view.recent_outputs is not None else None,
-        "serving": {
-            "planned": len(list_wanted(view)),
-            "missing": [describe_missing(replica) for replica in list_missing(view)],
-        },
+        "serving": {"planned": len(list_wanted(view)), "missing": list_shortfall(view)},
         "cluster_away": view.cluster_away,
         "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
         "speculation": speculation.describe_overrides(view, trial),

@@ -17,7 +17,7 @@ from orchestrator.daemon.control.port import (
     ScaleView,
     StateView,
 )
-from orchestrator.daemon.control.replicas.shortfall import is_out, list_wanted
+from orchestrator.daemon.control.replicas.shortfall import count_out, list_wanted
 from orchestrator.protocol.draft_messages import RemoteState
 
 
@@ -71,7 +71,7 @@ class HealthSeries:
         self._parts = make.gauge("part_health", "1 for the state that a part is in.", "kind", "name", "state")
         self._wanted = make.gauge("replicas_planned", "Replicas that are to serve.")
         self._ready = make.gauge("replicas_ready", "Replicas that serve.")
-        self._out = make.gauge("replicas_failed", "Planned replicas that were refused, or are lost at every start.")
+        self._out = make.gauge("replicas_failed", "Planned replicas that do not serve, and will not soon.", "reason")
         self._standbys = make.gauge("standbys", "Standbys that are loaded and do not serve.")
         self._taken = make.counter("standby_takeovers", "Times a standby took the target's place.", "bits")
         self._told: Counter[str] = Counter()
@@ -85,7 +85,8 @@ class HealthSeries:
         wanted = list_wanted(view)
         self._wanted.labels(model, "0").set(len(wanted))
         self._ready.labels(model, "0").set(sum(replica.phase == "ready" for replica in wanted))
-        self._out.labels(model, "0").set(sum(map(is_out, wanted)))
+        for reason, count in count_out(view).items():
+            self._out.labels(model, "0", reason).set(count)
         self._standbys.labels(model, "0").set(sum(replica.phase == "ready" for replica in view.standbys))
         for bits, count in view.taken_over.items():
             self._taken.labels(model, "0", bits).inc(count - self._told[bits])

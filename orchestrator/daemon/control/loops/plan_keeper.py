@@ -159,6 +159,14 @@ class PlanKeeper:
             to_measure=self.to_measure,
         )
 
+    def expect_load_s(self, engine: int) -> float:
+        """Return how long the worker of a replica takes to load, as it was measured; 0 where it was not."""
+        number = self._watch.places.get(engine)
+        if number is None:
+            return 0.0
+        replica = self.proposal.plan.replicas[number]
+        return replica.load_s if all(shard.source == "measured" for shard in replica.shards) else 0.0
+
     def observe_round(self, done: RoundReport) -> None:
         """Compare a round with its prediction, and the requests at once with those that were planned for."""
         decoded = self._watch.observe_round(done)

@@ -9,6 +9,7 @@ from orchestrator.daemon.control.actions import Action, EndStream, LogLine, Noti
 from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerEvent, WorkerSaid, WorkerStarted
 from orchestrator.daemon.control.health.blame import NO_RETRY, refuse
+from orchestrator.daemon.control.port import Hindrance
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica
 from orchestrator.daemon.control.replicas.worker_life import NO_DEATH
 from orchestrator.daemon.control.state import STARTING
@@ -150,7 +151,7 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
     actions: list[Action] = []
     first = replica.rank is Rank.SERVING and replica.state.ready is None and not replica.standby
     if first and (why := state.replicas.refuse(replica, ready, state.replicas.primary)):
-        return replica.life.end(Failed(f"{replica.name} serves with {why}", restartable=False))
+        return replica.life.end(Failed(f"{replica.name} serves with {why}", restartable=False, kind="unlike"))
     again = " again" if replica.state.phase != STARTING else ""
     replica.life.served = True
     replica.state.observe_event(ready)
@@ -211,6 +212,7 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     explained = state.blame.explained
     wait_s = state.health.wait_s(replica.parts, now_s)
     state.router.moves.endpoints.pop(replica.worker, None)
+    hindrance = _find_hindrance(replica, cause, kind)
     longest = max((len(stream.submit.prompt) + stream.submit.max_tokens for stream in state.streams.live()), default=0)
     loss = replica.life.observe_end(
         *(cause, kind, now_s),
@@ -221,7 +223,7 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
         longest_tokens=longest,
     )
     if loss.restart:
-        replica.state.mark_restarting(loss.restart, now_s + loss.after_s, spent=loss.spent)
+        replica.state.mark_restarting(loss.restart, now_s + loss.after_s, spent=loss.spent, hindrance=hindrance)
     actions += loss.actions
     if replica.rank is Rank.JOINING and replica.life.budget.count("host") >= _HOST_TRIES:
         replica.state.mark_failed(cause)
@@ -229,12 +231,22 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
         actions += state.drafts.detach_target(replica.name)
     if loss.failure:
         actions += _tell_planner(state, replica, loss.failure)
-        replica.state.mark_failed(loss.failure)
+        replica.state.mark_failed(loss.failure, hindrance)
         actions.append(LogLine("error", "worker %s failed: %s", (replica.name, loss.failure)))
         if replica.rank is Rank.SERVING:
             actions += state.drafts.detach_target(replica.name)
     state.replicas.forget_ended(replica)
     return actions
+
+
+def _find_hindrance(replica: Replica, cause: str, kind: LossKind) -> Hindrance:
+    """Return what is to change before a worker can serve there, by how the last one ended."""
+    failed = replica.life.failure_kind
+    if failed == "unlike":
+        return "unlike"
+    if failed == "endpoint":
+        return "server"
+    return "host" if replica.life.explain(cause, kind)[1] == "host" else ""
 
 
 def _tell_planner(state: State, replica: Replica, why: str) -> list[Action]:

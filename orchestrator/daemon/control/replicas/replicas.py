@@ -180,7 +180,12 @@ class Replica:
 
     def observe_start(self, where: str, now_s: float) -> None:
         self.runs, self.progressed, self.death = 0, set(), None
-        self.state.where, self.state.due_s = where, now_s
+        self.state.mark_started(where, now_s)
+
+    def begin(self, now_s: float) -> list[Action]:
+        """Have a worker from now on."""
+        self.state.due_s = self.state.due_s or now_s
+        return self.life.begin()
 
     @property
     def group(self) -> str:

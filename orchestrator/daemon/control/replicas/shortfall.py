@@ -7,6 +7,7 @@ and host may be well, so it is told by its own name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from orchestrator.daemon.control.port import DraftView, HealthView, MissingReplica, ReplicaView, StateView
 from orchestrator.daemon.control.state import FAILED, READY
@@ -14,6 +15,16 @@ from policies.serving.failover.health import Health
 
 _STARTS_IN_VAIN = 2
 """So many workers in a row that never served are no accident. Not tuned."""
+
+OUT_REASONS: Final = {
+    "failed": "is failed",
+    "unlike": "is left out as unlike",
+    "restarts": "is out of restarts",
+    "host": "waits for its host",
+    "server": "waits for its server",
+    "slow": "has been loading for longer than expected",
+}
+"""Why a replica does not serve and will not soon, and how that is said of it."""
 
 
 def list_wanted(view: StateView) -> list[ReplicaView]:
@@ -26,22 +37,42 @@ def list_missing(view: StateView) -> list[ReplicaView]:
     return [replica for replica in list_wanted(view) if replica.phase != READY]
 
 
-def is_out(replica: ReplicaView) -> bool:
-    """Return whether a replica does not serve, and will not soon: no worker can work there, or each is lost."""
+def find_out_reason(replica: ReplicaView) -> str:
+    """Return why a replica does not serve, and will not soon, as in OUT_REASONS; "" where it does, or will."""
+    if replica.phase == FAILED:
+        return "unlike" if replica.hindrance == "unlike" else "failed"
+    if replica.hindrance in ("host", "server"):
+        return replica.hindrance
     in_vain = replica.ready is None and replica.totals.restarts >= _STARTS_IN_VAIN
-    return replica.phase == FAILED or replica.spent or in_vain
+    return "restarts" if replica.spent or in_vain else replica.hindrance
 
 
-def describe_missing(replica: ReplicaView) -> str:
-    """Return what became of a replica, in a line: "target-1 is failed: no such device"."""
-    return f"{replica.name} is {replica.phase}{f': {replica.detail}' if replica.detail else ''}"
+def describe_missing(replica: ReplicaView, *, whole: bool = True) -> str:
+    """Return what became of a replica, in a line: "target-1 is failed: no such device". Not `whole`: without the cause,
+    which names hosts and paths."""
+    became = OUT_REASONS.get(find_out_reason(replica), f"is {replica.phase}")
+    return f"{replica.name} {became}{f': {replica.detail}' if replica.detail and whole else ''}"
+
+
+def list_shortfall(view: StateView, *, whole: bool = True) -> list[str]:
+    """Return in a line each what is to serve and does not. `whole`: see describe_missing."""
+    unmet = [wish.why if whole else f"a configured replica {OUT_REASONS[wish.reason]}" for wish in view.unmet]
+    return [*(describe_missing(replica, whole=whole) for replica in list_missing(view)), *unmet]
+
+
+def count_out(view: StateView) -> dict[str, int]:
+    """Return how many replicas do not serve, and will not soon, by each of OUT_REASONS."""
+    reasons = [*map(find_out_reason, list_wanted(view)), *(wish.reason for wish in view.unmet)]
+    return {reason: reasons.count(reason) for reason in OUT_REASONS}
 
 
 def list_missing_of_plan(replicas: Iterable[ReplicaView], places: Mapping[int, int]) -> tuple[MissingReplica, ...]:
     """Return the replicas of a plan that are out. `places`: the number in the plan of each replica, by its own."""
-    out = {places[replica.engine]: replica for replica in replicas if replica.engine in places and is_out(replica)}
+    out = {places[replica.engine]: replica for replica in replicas if replica.engine in places}
     return tuple(
-        MissingReplica(number, replica.name, describe_missing(replica)) for number, replica in sorted(out.items())
+        MissingReplica(number, replica.name, describe_missing(replica), reason)
+        for number, replica in sorted(out.items())
+        if (reason := find_out_reason(replica))
     )
 
 
@@ -50,7 +81,7 @@ def judge_workers(
 ) -> list[HealthView]:
     """Return the workers that are out, by name, as parts that are not healthy. `replicas` with the standbys;
     `refused`: why standbys may not serve, by their names."""
-    out = [(replica.name, replica.phase, replica.detail) for replica in replicas if is_out(replica)]
+    out = [(replica.name, replica.phase, replica.detail) for replica in replicas if find_out_reason(replica)]
     out += [(_name_draft(draft, drafts), draft.phase, draft.detail) for draft in drafts if draft.phase == FAILED]
     out += [(name, FAILED, why) for name, why in refused.items()]
     return [

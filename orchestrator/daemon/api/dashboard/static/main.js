@@ -37,8 +37,8 @@ function take(kind, event) {
 function show() {
   showAbout(state.parts.about);
   const { phase, detail, planned, missing } = part("state");
-  const degraded = phase === "ready" && missing > 0;
-  const told = degraded ? `degraded: ${planned - missing} of ${planned} replicas serve` : phase;
+  const degraded = phase === "ready" && missing.length > 0;
+  const told = degraded ? `degraded: ${missing.join("; ")}` : phase;
   if (byId("phase").textContent !== told) byId("news").textContent = `The model is ${told}. ${detail}`;
   setText(byId("phase"), told);
   setAttribute(byId("phase"), "class", `pill ${degraded ? "restarting" : phase}`);
