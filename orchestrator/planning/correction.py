@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from device_profiles.device_load import DeviceLoad, find_device_load
@@ -19,6 +19,19 @@ Corrections = Mapping[Key, float]
 
 def key_of(part: Shard | Option) -> Key:
     return (part.profile, part.runtime, part.weights, part.threads)
+
+
+def list_taken(cluster: Inventory, shards: Iterable[Shard]) -> dict[str, float]:
+    """Return the share of each device, by its name, that other programs took while what is planned there was measured.
+    Where nothing is planned it is the least of what may be."""
+    known = {key_of(option): option.taken for option in cluster.options if option.role is Role.TARGET}
+    used: dict[str, float] = {}
+    for shard in shards:
+        used[shard.device] = max(used.get(shard.device, 0.0), known.get(key_of(shard), 0.0))
+    least: dict[str, float] = {}
+    for (profile, *_), taken in known.items():
+        least[profile] = min(taken, least.get(profile, taken))
+    return {device.id: least.get(device.profile, 0.0) for device in cluster.devices} | used
 
 
 def correct_costs(cluster: Inventory, corrections: Corrections) -> Inventory:

@@ -183,6 +183,7 @@ def _option(measured: MeasuredModel, role: Role, model: PlannedModel) -> Option:
         row_invariant=measured.row_invariant,
         min_rows=1,  # a measured cost pads by itself
         bits=measured.class_fingerprint if measured.exactness == Exactness.BIT else "",
+        taken=measured.others or 0.0 if measured.disturbed else 0.0,
     )
 
 

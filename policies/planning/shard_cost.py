@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+import numpy as np
+from numpy.typing import NDArray
+
 from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
 from policies.planning.plan import Option, Workload
@@ -15,6 +18,19 @@ PREFILL_CHUNK_ROWS = 512
 MOST_BUSY = 0.99
 """Other work that takes more of a device's time than this is counted as this. It only keeps a division finite: such a
 device is a hundred times as slow."""
+
+
+def stretch_cost(taken: float, utilisation: float) -> float:
+    """Return how many times as long as it was measured work takes where other work takes the share `utilisation`.
+    Others took the share `taken` while it was measured. How much that cost is not known (ADR 0108), so no work is
+    expected to take less time than it did."""
+    left = 1.0 - min(utilisation, MOST_BUSY)
+    return max(1.0, (1.0 - min(taken, MOST_BUSY)) / left)
+
+
+def stretch_costs(taken: NDArray[np.float64] | float, utilisation: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return stretch_cost of many devices. `utilisation`: none is above MOST_BUSY."""
+    return np.maximum(1.0, (1.0 - np.minimum(taken, MOST_BUSY)) / (1.0 - utilisation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +47,17 @@ class ModelPart:
         option = self.option
         work = self.share * option.cost.ms(rows, sequences, context_tokens, changes=changes)
         total = work + option.overhead_ms + option.overhead_sequence_ms * sequences
-        return total / (1.0 - min(self.utilisation, MOST_BUSY))
+        return total * self._stretch
 
     def prefill_ms(self, tokens: int, *, beside: bool = False) -> float:
         """Return the time to prefill a prompt. `beside`: what it adds to rounds in which others decode."""
         chunks = ceil(tokens / PREFILL_CHUNK_ROWS) if not beside else 0
         work = self.share * self.option.cost.prefill_ms(tokens, chunk_rows=PREFILL_CHUNK_ROWS, beside=beside)
-        return (work + chunks * self.option.overhead_ms) / (1.0 - min(self.utilisation, MOST_BUSY))
+        return (work + chunks * self.option.overhead_ms) * self._stretch
+
+    @property
+    def _stretch(self) -> float:
+        return stretch_cost(self.option.taken, self.utilisation)
 
     @property
     def layer_bytes(self) -> float:

@@ -356,6 +356,38 @@ async def test_a_load_that_makes_nothing_else_better_moves_nothing(tmp_path):
     assert found.view().predicted_tokens_per_s == pytest.approx(keeper_rate(tmp_path, 0.5), rel=0.01)
 
 
+def keeper_of_disturbed(directory, workers, clock) -> PlanKeeper:
+    """Two devices: others took half of the one that is faster all the same, while it was measured."""
+    for device, row_ms, others in (("SIM", 2.0, 0.5), ("SIM.1", 3.0, 0.0)):
+        store = store_simulated_profiles(directory, {device: row_ms}, others=others)
+    toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
+    asked = PlanRequest(toy, (), True, Exactness.BIT, 8, 1, PlacementSection())
+    running = name_workers(propose_here(asked, store, {}))
+    return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), clock)
+
+
+async def test_what_others_took_while_a_profile_was_taken_is_no_reason_to_leave_its_device(tmp_path):
+    workers, clock = Workers(), Clock(100.0)
+    found = keeper_of_disturbed(tmp_path, workers, clock)
+    predicted = found.view().predicted_tokens_per_s
+    assert [one.shards[0].device for one in found.proposal.plan.replicas] == ["here/SIM"]
+    for _ in range(6):
+        rounds(found, PATIENCE, 2.2)  # as it was measured, beside the same programs
+        sample_for(found, clock, 10, SIM=0.5, SIM_1=0.0)
+    await asyncio.sleep(0)
+    assert found.view().ratio == pytest.approx(1.0, abs=0.1)
+    assert (found.view().plans, workers.replaced) == (0, [])
+    found.observe_hosts(found.first)  # whatever makes it plan again
+    await until(found, 1)
+    assert found.proposal.plan.goodput_tokens_per_s == pytest.approx(predicted)
+    sample_for(found, clock, 100, SIM=0.0, SIM_1=0.0)  # less than that is no news either
+    await asyncio.sleep(0)
+    assert (found.view().plans, workers.replaced) == (1, [])
+    sample_for(found, clock, 100, SIM=0.8, SIM_1=0.0)
+    await until(found, 2)
+    assert workers.replaced == ["here/SIM.1"], "more than that is"
+
+
 def keeper_rate(directory, others: float) -> float:
     alone = first_plan(directory, {"SIM": 2.0, "SIM.1": 9.0})
     cluster = apply_loads(alone.cluster, alone.behind, sample_others(SIM=others).means)

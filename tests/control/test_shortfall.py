@@ -30,7 +30,8 @@ from orchestrator.daemon.control.replicas.shortfall import (
 )
 from orchestrator.errors import WorkerLost
 from orchestrator.launch.local import LocalCluster
-from orchestrator.protocol.contract import Worker, WorkerSpec
+from orchestrator.launch.local_worker import LocalWorker
+from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.failover.standby import FailoverRules, Readiness
 from tests.control.test_controller import PROMPT, at_once, decode, until
 from tests.control.test_plan_keeper import Clock, Making, Workers, first_plan, name_workers
@@ -177,7 +178,7 @@ class HostAway(LocalCluster):
 
     missing = ""
 
-    async def start(self, spec: WorkerSpec) -> Worker:
+    async def start(self, spec: WorkerSpec) -> LocalWorker:
         if spec.node == self.missing != "":
             raise WorkerLost(f"there is no node {spec.node}", kind="host")
         return await super().start(msgspec.structs.replace(spec, node=""))

@@ -25,7 +25,7 @@ from policies.planning.placement.rows import Floats, Index, Ints, OptionRows, dr
 from policies.planning.placement.search import SearchSpace
 from policies.planning.placement.shards import CutShard, Hops, Items, cut_shards
 from policies.planning.plan import DrafterFacts, Objective, Option
-from policies.planning.shard_cost import PREFILL_CHUNK_ROWS, context_tokens, kv_bytes
+from policies.planning.shard_cost import PREFILL_CHUNK_ROWS, context_tokens, kv_bytes, stretch_costs
 
 _FEW = 64  # devices; so many are all looked at
 _ZONES = 3  # zones that are kept of those that can hold the target alone
@@ -231,7 +231,8 @@ def _items(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[Items,
     costs = np.array([_cost(option, task, aim, prompts) for option in task.options]).reshape(-1, 4)
     keep = np.flatnonzero(~np.isin(task.device, list(without)))
     device, chosen = task.device[keep], costs[task.option[keep]]
-    stretch = 1.0 / (1.0 - task.index.utilisation[device])
+    taken = np.array([option.taken for option in task.options])[task.option[keep]]
+    stretch = stretch_costs(taken, task.index.utilisation[device])
     own, of_host = _burdens(task, aim, device)
     items = Items(
         device=device,

@@ -17,7 +17,7 @@ from policies.planning.placement.pairs import Pairs
 from policies.planning.placement.rows import Floats, Index, Ints
 from policies.planning.placement.search import SearchResult, candidate_of
 from policies.planning.plan import NoPlan, Option, PlanGoal, RejectedCandidate, Role
-from policies.planning.shard_cost import context_tokens
+from policies.planning.shard_cost import context_tokens, stretch_cost
 from policies.planning.throughput import predict
 
 # Of what was rejected, where there is no plan. Not tuned: what a person reads.
@@ -179,15 +179,15 @@ def _layer_times(scored: ScoredCandidate, index: Index, left: Usable, wanted: Pl
     """Return, by device number, how a device's layers compare with the plan's shards."""
     load, rows = wanted.workload, scored.candidate.sequences * (scored.prediction.depth + 1)
 
-    def layer_ms(option: Option) -> float:
-        return option.cost.ms(rows, scored.candidate.sequences, context_tokens(load)) / load.target.layers
+    def layer_ms(option: Option, utilisation: float) -> float:
+        alone_ms = option.cost.ms(rows, scored.candidate.sequences, context_tokens(load)) / load.target.layers
+        return alone_ms * stretch_cost(option.taken, utilisation)
 
-    slowest = max(layer_ms(part.option) / (1.0 - part.device.utilisation) for part in scored.candidate.target)
+    slowest = max(layer_ms(part.option, part.device.utilisation) for part in scored.candidate.target)
     allowed, times = {device.id for device in left.target_devices}, {}
     for profile in sorted(left.targets.keys() & index.profiles.keys()):
-        best = min(layer_ms(option) for option in left.targets[profile])
         for number in index.profiles[profile]:
-            ms = best / (1.0 - index.utilisation[number])
+            ms = min(layer_ms(option, index.utilisation[number]) for option in left.targets[profile])
             if index.devices[number].id in allowed:
                 times[int(number)] = (
                     f"a layer takes {ms:.2f} ms on it, and at most {slowest:.2f} ms on the plan's shards"

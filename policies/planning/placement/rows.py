@@ -26,7 +26,7 @@ from policies.planning.plan import (
     Role,
     Workload,
 )
-from policies.planning.shard_cost import MOST_BUSY, ModelPart, kv_bytes
+from policies.planning.shard_cost import MOST_BUSY, ModelPart, kv_bytes, stretch_costs
 from policies.planning.throughput import DraftSide, TargetSide, draft_ms, verify_ms
 
 Floats = NDArray[np.float64]
@@ -256,7 +256,7 @@ class _Builder:
             return
         number = len(self._options)
         self._options.append(option)
-        stretch = 1.0 / (1.0 - index.utilisation[devices])
+        stretch = stretch_costs(option.taken, index.utilisation[devices])
         same = np.ones(len(devices))
         self._columns.append(
             (

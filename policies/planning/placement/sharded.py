@@ -39,7 +39,7 @@ from policies.planning.placement.pairs import APART, fastest
 from policies.planning.placement.rows import Ints, OptionRows
 from policies.planning.placement.search import SearchSpace
 from policies.planning.plan import Device, Objective
-from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, micro_batch_counts
+from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, micro_batch_counts, stretch_cost
 
 # How often shards are cut anew for the depth and the micro-batches that were best for the last ones. Small clusters
 # were 2.1 % from the proven best at most (ADR 0025).
@@ -200,9 +200,8 @@ def _find_draft_reserves(task: CutTask, best: ScoredCandidate) -> list[int]:
 
 def _layer_ms(placed: PlacedShard, task: CutTask) -> float:
     rows = task.sequences
-    return placed.option.cost.ms(rows, rows, context_tokens(task.ground.wanted.workload)) / (
-        1.0 - placed.device.utilisation
-    )
+    alone_ms = placed.option.cost.ms(rows, rows, context_tokens(task.ground.wanted.workload))
+    return alone_ms * stretch_cost(placed.option.taken, placed.device.utilisation)
 
 
 def _best_with_drafts(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGoal) -> ScoredCandidate | None:

@@ -19,7 +19,7 @@ from policies.planning.placement.links import Links
 from policies.planning.placement.rows import Floats, Index, Ints
 from policies.planning.placement.search import SearchResult, candidate_of
 from policies.planning.plan import Option, PlanGoal, Standby
-from policies.planning.shard_cost import ModelPart, context_tokens, kv_bytes
+from policies.planning.shard_cost import ModelPart, context_tokens, kv_bytes, stretch_cost
 
 # The standby that shares least is taken where it has this share of the best one's merit. ADR 0025. Not tuned: it says
 # how much speed a stranger zone is worth in a rare hour.
@@ -118,7 +118,8 @@ def _spare(
             numbers: Ints = index.profiles[profile]
             fits = free[numbers] & (index.room[numbers] >= needed) & (option.threads <= index.cores[numbers])
             for number in numbers[fits]:
-                speed = (1.0 - index.utilisation[number]) / ms / (burden[number] if burden is not None else 1.0)
+                now_ms = ms * stretch_cost(option.taken, index.utilisation[number])
+                speed = 1.0 / now_ms / (burden[number] if burden is not None else 1.0)
                 if index.devices[number].id in allowed and speed > rate[number]:
                     rate[number], options[int(number)] = speed, option
     picked = _furthest(rate, scored, index)

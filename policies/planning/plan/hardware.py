@@ -72,7 +72,8 @@ class Option:
     `fixed_bytes` for process and runtime, `workspace_bytes` for the largest forward, `kv_bytes_per_token` over all
     layers. `min_rows`: rows that a sequence is charged for at least under exactness `bit`. `row_invariant`: whether a
     row's logits keep their bits whatever shares its batch. `prepared`: whether a worker loads it as it is; else it
-    converts the model first. `bits`: the fingerprint of its numerical class, "" where that is not known.
+    converts the model first. `bits`: the fingerprint of its numerical class, "" where that is not known. `taken`: the
+    share of the device's time that other programs took while it was measured, and which the costs have in them.
     """
 
     profile: str
@@ -95,6 +96,7 @@ class Option:
     source: Source = "measured"
     prepared: bool = True
     bits: str = ""
+    taken: float = 0.0
 
     @property
     def group(self) -> str:

@@ -26,7 +26,7 @@ from orchestrator.daemon.control.routing.loads import explain_rounds, name_devic
 from orchestrator.daemon.control.state import READY
 from orchestrator.errors import OutriderError
 from orchestrator.planning.basis import list_doubts
-from orchestrator.planning.correction import Key, key_of
+from orchestrator.planning.correction import Key, key_of, list_taken
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.wanted import PlanError, ReplicaDemand, ask_for_replicas
 from orchestrator.protocol.contract import WorkerSpec
@@ -72,7 +72,8 @@ class PlanKeeper:
         self.to_measure: tuple[str, ...] = ()
         self._health: dict[str, PartHealth] = {}
         self._coming: Sequence[WorkerSpec] = ()
-        self._loads = LoadWatch(running.proposal.cluster.devices, policy.load_lasts_s)
+        devices, self._taken = running.proposal.cluster.devices, _list_taken(running.proposal)
+        self._loads = LoadWatch(devices, policy.load_lasts_s, self._taken)
         self._unjudged: list[DecodeRound] = []  # it is not known yet how much of the device they had
         self._later: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -236,7 +237,10 @@ class PlanKeeper:
         unjudged, self._unjudged = self._unjudged, []
         stretches = [explain_rounds(loads.newest.get(name_device(spec)), spec) for spec in self._running.targets]
         for done in unjudged:
-            self._judge(replace(done, measured_ms=done.measured_ms / stretches[done.replica]))
+            shards = self.proposal.plan.replicas[done.replica].shards
+            taken = max(self._taken.get(shard.device, 0.0) for shard in shards)  # the prediction has it in it
+            stretch = max(1.0, stretches[done.replica] * (1.0 - taken))
+            self._judge(replace(done, measured_ms=done.measured_ms / stretch))
         changed = self._loads.find_lasting(now_s)
         if changed and self._may_plan():
             self._begin(self._plan_because(changed), "plan by loads")
@@ -443,6 +447,8 @@ class PlanKeeper:
     def _adopt(self, planned: StartPlan, reason: str) -> None:
         self._running = planned
         self._doubts = list_doubts(planned.proposal)
+        self._taken = _list_taken(planned.proposal)
+        self._loads.set_taken(self._taken)
         self._unjudged.clear()
         self._watch.set_running(planned.proposal)
         self._tell_last(reason)
@@ -450,3 +456,8 @@ class PlanKeeper:
     def _tell_last(self, reason: str) -> None:
         self._last = reason
         _log.info("the plan is %s", reason)
+
+
+def _list_taken(proposal: PlanProposal) -> dict[str, float]:
+    shards = (shard for replica in proposal.plan.replicas for shard in replica.shards)
+    return list_taken(proposal.cluster, shards)
