@@ -8,6 +8,9 @@ from urllib.parse import quote
 import typer
 
 from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.cli.daemon_socket import name_model
+from orchestrator.cli.options import ModelName
+from orchestrator.cli.pool_table import print_pool
 from orchestrator.plain_table import print_lines, print_table
 
 _SHOWN_STRETCHES = 12  # what a person reads. Not tuned.
@@ -18,11 +21,18 @@ def explain(
     daemon: Daemon,
     request: Annotated[
         str, typer.Argument(metavar="REQUEST", help="The answer's id, as its client sees it: chatcmpl-... or cmpl-...")
-    ],
+    ] = "",
+    model: ModelName = None,
 ) -> None:
     """Show a request of late: the chosen pair of replica and draft with all candidates and their terms, what it waited
     for, how deep it was drafted for over time and what was accepted, what each drafter did, and the workers that it
-    left."""
+    left. Without REQUEST: the groups of equal bits that serve, who goes on for whom, and what the loss of each part
+    costs."""
+    if not request:
+        for pool in daemon.ask(name_model(model, "/admin/explain"))["models"]:
+            print_lines(*([f"model: {pool['model']}"] if pool["model"] else []))
+            print_pool(pool)
+        return
     answer = daemon.ask(f"/admin/explain/{quote(request, safe='')}")
     for history in answer["requests"]:
         _print_history(history, answer.get("canary"))

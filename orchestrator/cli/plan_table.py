@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from device_profiles.units import human_bytes
+from orchestrator.cli.pool_table import print_pool
 from orchestrator.plain_table import print_table, wide_console
-from orchestrator.planning.basis import basis, list_doubtful_profiles, list_estimates
+from orchestrator.planning.basis import basis, describe_pool, list_doubtful_profiles, list_estimates
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +40,7 @@ def print_proposal(proposal: PlanProposal, running: Sequence[str] = (), *, expla
     for reason in plan.reasons:
         console.print(reason, markup=False)
     if explain:
+        print_pool(describe_pool(proposal))
         _print_scores(plan)
         _print_rejected(console, plan)
         _print_basis(console, proposal)

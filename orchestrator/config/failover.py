@@ -8,6 +8,7 @@ from pydantic import Field
 
 from orchestrator.config.section import Section
 from orchestrator.config.target import OwnTarget
+from policies.serving.failover.standby import OtherBits
 
 
 class StandbyTarget(OwnTarget):
@@ -35,3 +36,9 @@ class FailoverSection(Section):
     `streams`: also those that have, where no replica with their bits serves or comes back within `after_s`. These may
     then end in another way. Answers say so: `system_fingerprint`, `usage`, and the header `X-Outrider-Standby`.
     `auto`: `streams` where items of `model.replicas` differ in how they compute, else `new_requests`."""
+
+    def choose_other_bits(self, *, unlike: bool) -> OtherBits:
+        """Return what may be done for answers of other bits. `unlike`: the operator wrote replicas that differ."""
+        if self.other_bits == "auto":
+            return "streams" if unlike else "new_requests"
+        return self.other_bits

@@ -13,7 +13,8 @@ from orchestrator.planning.estimates import DeviceSource
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.placement import UNLIKE
-from policies.planning.plan import Role, Shard
+from policies.planning.plan import Plan, Role, Shard
+from policies.serving.failover.pool import Member, list_groups, list_losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,9 @@ class Basis:
 
 
 def plain(proposal: PlanProposal) -> dict[str, Any]:
-    """Return a proposal as plain data: the plan, its predicted goodput, cost and energy (None where not known), and
-    what its figures rest on; `no_drafts`: why there can be none, "" where there can."""
+    """Return a proposal as plain data: the plan, its predicted goodput, cost and energy (None where not known), its
+    groups of equal bits with what losses cost, and what its figures rest on; `no_drafts`: why there can be none, ""
+    where there can."""
     plan = proposal.plan
     return {
         "plan": asdict(plan),
@@ -37,12 +39,43 @@ def plain(proposal: PlanProposal) -> dict[str, Any]:
         "cost_per_million_tokens": plan.cost_per_million_tokens or None,
         "joules_per_token": plan.joules_per_token or None,
         "price_per_hour": plan.price_per_hour or None,
+        "pool": describe_pool(proposal),
         "basis": [asdict(part) for part in basis(proposal)],
         "assumed": list(proposal.assumed),
         "no_drafts": proposal.request.no_drafts,
         "workload": asdict(proposal.wanted.workload),
         "beside": [draft.describe_reserve(proposal.request.replicas) for draft in proposal.request.beside],
     }
+
+
+def describe_pool(proposal: PlanProposal) -> dict[str, Any]:
+    """Return as plain data the groups of equal bits of a plan, who goes on for whom, and what losses cost."""
+    members, rules = list_members(proposal.plan), proposal.request.failover
+    return {
+        "other_bits": rules.other_bits,
+        "after_s": rules.after_s,
+        "figures": "predicted",
+        "groups": [asdict(group) for group in list_groups(members, rules)],
+        "losses": [asdict(loss) for loss in list_losses(members, rules)],
+    }
+
+
+def list_members(plan: Plan) -> list[Member]:
+    """Return a plan's replicas as failover sees them, with the standby."""
+    placed = [(f"replica {number}", replica.shards, replica.prediction) for number, replica in enumerate(plan.replicas)]
+    standby = plan.standby
+    if standby is not None:
+        placed.append(("standby", standby.shards, standby.prediction))
+    return [
+        Member(
+            name,
+            ", ".join(dict.fromkeys(shard.group for shard in shards)),
+            tuple(dict.fromkeys(part for shard in shards for part in (f"device {shard.device}", f"host {shard.host}"))),
+            prediction.goodput_tokens_per_s,
+            standby=name == "standby",
+        )
+        for name, shards, prediction in placed
+    ]
 
 
 def basis(proposal: PlanProposal) -> list[Basis]:

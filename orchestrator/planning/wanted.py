@@ -22,6 +22,7 @@ from orchestrator.planning.neighbours import ReservedDraft, TakenPlace, beside_t
 from policies.models.quantization import AS_FILE
 from policies.planning.draft_yield import MOST_CHECKED
 from policies.planning.plan import CheaperDrafter, Constraints, DrafterFacts, Objective, PlanGoal, TermWeights, Workload
+from policies.serving.failover.standby import NO_RULES, FailoverRules
 
 SUFFIX = DrafterFacts(
     name="suffix",
@@ -63,7 +64,8 @@ class PlanRequest:
     is on one, as workers without a cluster run it; `shard_runtimes` alone run shards.
     `no_drafts`: why the target can have none, "" where it can.
     `price_per_hour`: of this machine with its devices, 0 where not known. `taken`: what the daemon's other targets
-    take. There are to be `least_replicas`, and at most `replicas`, `alike`: of one group of equal bits."""
+    take. There are to be `least_replicas`, and at most `replicas`, `alike`: of one group of equal bits. `failover` says
+    when streams go on with other bits."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -81,6 +83,7 @@ class PlanRequest:
     shard_runtimes: tuple[str, ...] = SHARDING_ADAPTERS
     no_drafts: str = ""
     alike: bool = False
+    failover: FailoverRules = NO_RULES
 
 
 def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> PlanRequest:
@@ -146,6 +149,9 @@ def build_request_from_config(
         model.bounds.min if model.bounds is not None else 1,
         no_drafts=config.no_drafts,
         alike=model.alike,
+        failover=FailoverRules(
+            config.failover.after_s, other_bits=config.failover.choose_other_bits(unlike=model.unlike)
+        ),
     )
 
 

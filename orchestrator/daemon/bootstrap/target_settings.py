@@ -11,13 +11,14 @@ from orchestrator.daemon.control.loops.planner_port import DriftPolicy
 from orchestrator.daemon.control.routing.surroundings import RoutingRules
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.fitting.worker_options import objectives_of
-from policies.serving.failover.standby import FailoverRules, OtherBits
+from policies.serving.failover.standby import FailoverRules
 from policies.serving.routing import RoutingWeights
 
 
 def build_control_limits(config: ClusterConfig) -> ControlLimits:
     """Return how control takes requests in, routes them and fails over."""
     limits, routing, failover = config.limits, config.routing, config.failover
+    other_bits = failover.choose_other_bits(unlike=config.model.unlike)
     weights = RoutingWeights(**routing.weights.model_dump())
     return ControlLimits(
         limits.max_running,
@@ -28,17 +29,9 @@ def build_control_limits(config: ClusterConfig) -> ControlLimits:
         ttft=objectives_of(config.slo).ttft,
         refuse_late=config.slo.late == "refuse",
         quarantine_s=limits.quarantine_s,
-        failover=FailoverRules(failover.after_s, failover.back_after_s, _choose_other_bits(config), config.model.alike),
+        failover=FailoverRules(failover.after_s, failover.back_after_s, other_bits, config.model.alike),
         routing=RoutingRules(weights, routing.hysteresis, config.placement.load_smoothing),
     )
-
-
-def _choose_other_bits(config: ClusterConfig) -> OtherBits:
-    """Return what may be done for streams of other bits: all where the operator made a pool of unlike replicas."""
-    chosen = config.failover.other_bits
-    if chosen == "auto":
-        return "streams" if config.model.unlike else "new_requests"
-    return chosen
 
 
 def build_drift_policy(config: ClusterConfig) -> DriftPolicy:

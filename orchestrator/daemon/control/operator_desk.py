@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.clock import Clock
 from orchestrator.daemon.control import events
 from orchestrator.daemon.control.health.blame import BY_OPERATOR
 from orchestrator.daemon.control.health.health import Part
-from orchestrator.daemon.control.port import DraftersView, PartView, QuarantinedView, RouteView
+from orchestrator.daemon.control.port import DraftersView, PartView, PoolView, QuarantinedView, RouteView
 from orchestrator.daemon.control.state import FAILED, unlike
 from orchestrator.daemon.control.step import State
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, OverrideScope, change_overrides, format_override
@@ -17,6 +17,7 @@ from orchestrator.daemon.control.streams.request_history import RequestView, bel
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
 from policies.serving.failover.health import Health, Held, PartKind
+from policies.serving.failover.pool import Member, list_groups, list_losses
 from policies.serving.overrides import Override
 
 _log = get_logger(__name__)
@@ -51,6 +52,25 @@ class OperatorDesk:
             raise RequestError(text, status=404, code="request_not_found")
         self._post(events.RequestCancelled(keys))
         return keys
+
+    def describe_pool(self, predicted: Mapping[int, float]) -> PoolView:
+        """Return the groups that serve, who goes on for whom, and what losses cost. `predicted`: tokens a second of
+        each replica, by its number; where one is missing it is what they make by their rounds."""
+        state, rules = self._state, self._state.standbys.rules
+        serving = [replica for replica in state.replicas.serving if replica.serving]
+        planned = all(predicted.get(replica.engine) for replica in serving)
+        members = [
+            Member(
+                replica.name,
+                replica.group,
+                tuple(map(str, replica.parts)),
+                predicted[replica.engine] if planned else state.fleet.predict_tokens_per_s(replica),
+                replica.standby,
+            )
+            for replica in (*serving, *(idle for idle in state.standbys.list_idle() if idle.serving))
+        ]
+        told = (tuple(list_groups(members, rules)), tuple(list_losses(members, rules)))
+        return PoolView(rules.other_bits, rules.after_s, "predicted" if planned else "measured", *told)
 
     def list_parts(self) -> list[PartView]:
         """Return the devices, hosts and workers that there are."""

@@ -14,6 +14,7 @@ from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Delta, Gauges
 from policies.serving.canary import Figures, Interval, PromotionRule
 from policies.serving.failover.blame import LossKind
+from policies.serving.failover.pool import PartLoss, PoolGroup
 from policies.serving.overrides import EffectiveBound, OperatorBounds
 from policies.serving.routing import RatedReplica, Route, RoutedRequest
 
@@ -156,7 +157,8 @@ class PlanView:
     cost and energy are those predicted, `price_per_hour` that of the devices in use, all 0 where not known.
     `corrections`: by how much predictions of devices were already made longer. `serving_tokens_per_s`: as `predicted`,
     of the replicas that serve now; `missing`: those that are out. `doubts`: which of its figures are estimates, or were
-    measured while others took the device. `to_measure`: what is measured when nobody asks."""
+    measured while others took the device. `to_measure`: what is measured when nobody asks. `replica_tokens_per_s`: as
+    `predicted`, of each replica by its number."""
 
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
@@ -176,6 +178,7 @@ class PlanView:
     missing: tuple[MissingReplica, ...] = ()
     doubts: tuple[str, ...] = ()
     to_measure: tuple[str, ...] = ()
+    replica_tokens_per_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +350,19 @@ class PartView:
     name: str
     held: str
     requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The groups of equal bits that serve now, and what losses cost. `other_bits`: of
+    policies.serving.failover.standby; streams wait for their own for `after_s` before they change. `figures`: whether
+    shares are of tokens a second that a plan predicts, or of those that replicas make by their rounds."""
+
+    other_bits: str
+    after_s: float
+    figures: Literal["predicted", "measured"]
+    groups: tuple[PoolGroup, ...]
+    losses: tuple[PartLoss, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,10 @@ def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: Name
         note_change(request.scope, f"cancel {cancelled[1][0]}")
         return {"cancelled": cancelled[1], **targets.label(cancelled[0])}
 
+    @app.get("/admin/explain")
+    async def explain_pools(model: str | None = None) -> dict[str, Any]:
+        return {"models": [describe_pool(target) for target in targets.choose(model)]}
+
     @app.get("/admin/explain/{request_id}")
     async def explain(request_id: str) -> dict[str, Any]:
         target, (routes, requests) = _ask_each(targets, lambda target: _explain(target, request_id))
@@ -65,6 +69,13 @@ def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: Name
                 for view in requests
             ],
         }
+
+
+def describe_pool(target: AdminTarget) -> dict[str, Any]:
+    """Return a target's groups of equal bits, who goes on for whom, and what the loss of each part costs."""
+    plan = target.control.view().plan
+    pool = target.control.steering.describe_pool({} if plan is None else plan.replica_tokens_per_s)
+    return {"model": target.name(), **dataclasses.asdict(pool)}
 
 
 def describe_trial(view: TrialView) -> dict[str, Any]:

@@ -158,6 +158,7 @@ class PlanKeeper:
             missing=list_missing_of_plan(replicas, places),
             doubts=self._doubts,
             to_measure=self.to_measure,
+            replica_tokens_per_s={engine: predicted[number] for engine, number in places.items()},
         )
 
     def expect_load_s(self, engine: int) -> float:

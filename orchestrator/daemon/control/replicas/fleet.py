@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TypeVar
 
+from device_profiles.units import MS_PER_S
 from orchestrator.daemon.control.health.health import HealthBoard, Part
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas, Standing
 from orchestrator.daemon.control.routing.candidates import Candidates
@@ -15,7 +16,7 @@ from orchestrator.daemon.control.routing.loads import LoadBoard
 from orchestrator.daemon.control.state import FAILED, READY
 from policies.serving.failover.health import Health
 from policies.serving.narrowing import PRICED_ALL
-from policies.serving.replica_load import SharedPaces
+from policies.serving.replica_load import SharedPaces, reckon_tpot_ms
 
 _WITH_STREAMS = (Rank.SERVING, Rank.RETIRING)
 _WATCHED = (Rank.STANDBY, Rank.JOINING, Rank.SERVING, Rank.RETIRING)
@@ -71,6 +72,17 @@ class Fleet:
                 self.paces.set_paces(replica.worker, replica.paces, replica.standing.alike)
                 if self.candidates is not None:
                     self.candidates.note_pace(replica)
+
+    def predict_tokens_per_s(self, replica: Replica) -> float:
+        """Return what a replica makes with all its places taken, by the rounds of its own and of those that are alike,
+        without drafts; 0 where nothing is known."""
+        self.refresh()
+        places, standing = replica.places, replica.standing
+        together_ms = self.paces.share_tpot_ms(self.paces.find_group(standing.alike), standing.expected_pace, places)
+        own_ms = replica.paces.plain.tpot_ms(places)
+        if not own_ms and not together_ms:
+            return 0.0
+        return MS_PER_S * places / reckon_tpot_ms(own_ms, together_ms, places)
 
     def count_stream(self, name: str, more: int) -> None:
         replica = self._replicas.find_named(name)
