@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,9 @@ import httpx
 import pytest
 from openai import APIStatusError
 
+from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_replicas import TOKENS, ask, replicas, until_all_serve
-from tests.support.daemon import Daemon, configuration, outrider_process, running
+from tests.support.daemon import Daemon, configuration, outrider_process, running, starting
 from tests.support.waiting import until
 
 UNLIKE = "[{}, {exactness: kernel, max_running: 4}]"
@@ -134,3 +136,73 @@ def test_what_each_member_is_stands_in_the_status(tmp_path: Path) -> None:
         assert described[1] == ("kernel", 4)
         assert described[0][0] == "bit"
         assert json.loads(json.dumps(daemon.status()))["changed_groups"] == {}
+
+
+def run_outrider(daemon: Daemon, *command: str) -> str:
+    """Return what a command says of a daemon, on one line."""
+    done = outrider_process(*command, "--socket", str(daemon.admin))
+    assert done.returncode == 0, done.stderr
+    return " ".join((done.stdout + done.stderr).replace("│", " ").split())
+
+
+def read_alert_reasons(daemon: Daemon) -> set[str]:
+    alerts = query_daemon(daemon.admin, "/admin/alerts")["alerts"]
+    return {alert["labels"]["reason"] for alert in alerts if alert["alert"] == "OutriderReplicaFailed"}
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "2")
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_slow_member_that_is_ready_first_keeps_no_fast_one_out_and_everybody_tells_who_serves(
+    tmp_path: Path, expected: dict[int, str]
+) -> None:
+    script = f"base_ms=2&other_ms=20&load_ms=1500&room_kib=1&room_while={tmp_path}/full"
+    unlike = "[{device: SIM}, {device: SIM.1, exactness: kernel}]"
+    config = configuration(tmp_path, script=script, replicas=unlike, extra="alerts: {every_s: 0.1}")
+    config.write_text(config.read_text().replace("runtime: local", "runtime: local, max_restarts: 1"))
+    with starting(config) as daemon:
+        until(lambda: len(read_workers(daemon)) == 2)
+        os.kill(read_workers(daemon)["target-0"], signal.SIGKILL)
+        until(lambda: httpx.get(f"{daemon.url}/ready").status_code == httpx.codes.OK)
+        first = httpx.get(f"{daemon.url}/ready").json()
+        assert first["status"] == "degraded"
+        assert first["replicas"]["missing"][0].startswith("target-0 is starting")
+        assert read_stream(daemon, 1).text == expected[1]
+        until_all_serve(daemon)
+        assert httpx.get(f"{daemon.url}/ready").json()["status"] == "ready"
+        assert run_outrider(daemon, "health") == "all parts are healthy"
+        assert read_alert_reasons(daemon) == set()
+        with ThreadPoolExecutor(6) as pool:
+            told = list(pool.map(lambda number: read_stream(daemon, number), range(6)))
+        assert [stream.text for stream in told] == list(expected.values())
+        assert replicas(daemon)[0]["totals"]["generated"] > 0, "the fast one takes requests, too"
+        (pool_view,) = query_daemon(daemon.admin, "/admin/explain")["models"]
+        assert [group["members"] for group in pool_view["groups"]] == [["target-0"], ["target-1"]]
+        assert [group["then"] for group in pool_view["groups"]] == [["target-1"], ["target-0"]]
+        losses = {loss["part"]: loss for loss in pool_view["losses"]}
+        assert losses["worker target-0"]["share"] > 0.5 > losses["device here/SIM.1"]["share"] > 0.0
+        assert losses["worker target-0"]["streams"] == "change_bits"
+        assert "go on at target-1, with other bits from there on" in run_outrider(daemon, "explain")
+        (tmp_path / "full").touch()
+        os.kill(replicas(daemon)[1]["ready"]["pid"], signal.SIGKILL)
+        until(lambda: read_alert_reasons(daemon) == {"restarts"})
+        (why,) = daemon.status()["serving"]["missing"]
+        assert why.startswith("target-1 is out of restarts: ")
+        answer = httpx.get(f"{daemon.url}/ready")
+        assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+        assert answer.json()["replicas"]["missing"][0].startswith("target-1 is out of restarts: ")
+        assert "the model 'toy' is degraded: target-1 is out of restarts: " in run_outrider(daemon, "health")
+        refused = outrider_process("plan", "diff", "--config", str(config))
+        assert "target-1 is out of restarts: " in " ".join((refused.stdout + refused.stderr).split())
+        (pool_view,) = query_daemon(daemon.admin, "/admin/explain")["models"]
+        assert [loss["streams"] for loss in pool_view["losses"]] == ["wait", "wait"]
+        assert read_stream(daemon, 2).text == expected[2]
+
+
+def read_workers(daemon: Daemon) -> dict[str, int]:
+    """Return the processes of the replicas by their names, whether they load or serve."""
+    pairs = [(told["name"], re.search(r"pid (\d+)", told["worker"])) for told in replicas(daemon)]
+    return {name: int(match[1]) for name, match in pairs if match is not None}
