@@ -46,10 +46,13 @@ class Standing:
         wrong: list[str] = []
         held = "takes requests" in self.why  # an operator keeps it from work
         serves = self.phase == "ready" and not held
-        shown = [(one["phase"], one["detail"]) for one in self.parts["models"]]
-        if shown != [(self.phase, self.why)]:
+        missing = self.status["serving"]["missing"]
+        shown = [(one["phase"], one["detail"], one["missing"]) for one in self.parts["models"]]
+        if shown != [(self.phase, self.why, missing)]:
             wrong.append(f"`health` says {shown}")
         if serves:
+            told = ("degraded" in self.ready[1], all(line in self.ready[1] for line in missing))
+            wrong += [f"/ready says {self.ready}, and the status {missing}"] * (told != (bool(missing), True))
             wrong += [f"/ready says {self.ready}"] * (self.ready[0] != httpx.codes.OK)
             wrong += [f"/health says {self.health}"] * (self.health[0] != httpx.codes.OK)
             if self.refused:

@@ -1,7 +1,7 @@
 """Random sequences of events at the start of real daemons with real workers: whoever serves answers, and whoever does
-not says why to everybody who asks, with one cause. In the end all of them serve.
+not says why to everybody who asks, with one cause. So is it of pools of unlike replicas. In the end all of them serve.
 
-A seed is a sequence: `pytest tests/daemon/test_start_sequences.py -k seed-07` repeats it.
+A seed is a sequence: `pytest tools/lab/tests/chaos/test_start_sequences.py -m slow -k seed-07` repeats it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import configuration
+from tests.support.daemon import configuration, running
 from tests.support.profiles import store_simulated_profiles
 from tests.support.small_disk import small_disk
 from tests.support.start_checks import ask
@@ -19,6 +19,8 @@ from tools.lab.tests.chaos.start_events import Start, plan_events
 
 ALL, CONVERTED = range(23), range(23, 26)
 DISK_MIB, CONVERTED_MIB = 32, 512
+UNLIKE = "[{device: SIM}, {device: SIM.1, exactness: kernel}, {exactness: kernel, max_running: 2}]"
+"""Replicas of two groups of bits."""
 EVENTS = ("kill-worker", "stop-worker", "reload-good", "reload-bad", "disk-full")
 
 
@@ -26,9 +28,11 @@ def name_seeds(numbers: range) -> list[object]:
     return [pytest.param(number, id=f"seed-{number:02}") for number in numbers]
 
 
-@pytest.fixture
-def expected(plain) -> str:
-    return ask(plain)[0]
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a daemon says that nothing happens to."""
+    with running(configuration(tmp_path_factory.mktemp("plain"), extra="drafts: []")) as plain:
+        return ask(plain)[0]
 
 
 def write_config(directory: Path, disk: Path, seed: int) -> tuple[Path, bool]:
@@ -39,6 +43,8 @@ def write_config(directory: Path, disk: Path, seed: int) -> tuple[Path, bool]:
     script = f"load_ms={load_ms}"
     draft = "[{method: model, process: own, source: 'simulated:toy?', adapter: simulated}]" if own else "[]"
     extra = f"drafts: {draft}\nalerts: {{every_s: 0.1}}\n"
+    if not planned:
+        replicas = drawn.choice((replicas, replicas, UNLIKE, f"{{min: 2, max: 3, places: {UNLIKE}}}"))
     if planned:
         extra += "placement: {profile: never}\n"
         store_simulated_profiles(disk / "store" / "profiles", {"SIM": 2.0, "SIM.1": 3.0}, script=script)
