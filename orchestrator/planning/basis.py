@@ -179,11 +179,11 @@ def list_estimates(proposal: PlanProposal) -> list[str]:
 
 def list_left_out_as_unlike(proposal: PlanProposal) -> str:
     """Return in a line what keeps a plan from its replicas where all are to be alike; "" where nothing does."""
-    wanted, there = proposal.request.replicas, len(proposal.plan.replicas)
+    wanted, planned = proposal.request.replicas, len(proposal.plan.replicas)
     out = sorted({candidate.what for candidate in proposal.plan.rejected if candidate.why == UNLIKE})
-    if there >= wanted or not out:
+    if planned >= wanted or not out:
         return ""
-    return f"{wanted - there} of {wanted} replicas left out as unlike: {', '.join(out)}: {UNLIKE}"
+    return f"{wanted - planned} of {wanted} replicas left out as unlike: {', '.join(out)}: {UNLIKE}"
 
 
 def _name_profile(profile: MeasuredModel, shard: Shard) -> str:

@@ -203,11 +203,11 @@ def test_a_plan_over_cards_of_three_makers_says_that_their_bits_differ_and_what_
     path = tmp_path / "cluster.yaml"
     path.write_text(MIXED)
     code, out, _ = outrider("plan", "--cluster", path, "--json")
-    told = json.loads(out)
+    plan = json.loads(out)
     assert code == 0
-    assert len(told["plan"]["replicas"]) == len(told["pool"]["groups"]) == 3
-    assert any("replicas of 3 groups of equal bits" in reason for reason in told["plan"]["reasons"])
-    losses = {loss["part"]: loss for loss in told["pool"]["losses"]}
+    assert len(plan["plan"]["replicas"]) == len(plan["pool"]["groups"]) == 3
+    assert any("replicas of 3 groups of equal bits" in reason for reason in plan["plan"]["reasons"])
+    losses = {loss["part"]: loss for loss in plan["pool"]["losses"]}
     assert sum(losses[f"host {host}"]["share"] for host in ("green", "red", "blue")) == pytest.approx(1.0)
     assert {loss["streams"] for loss in losses.values()} == {"wait"}, "nobody wrote that they may change bits"
     shown = " ".join(outrider("plan", "--cluster", path)[1].split())
@@ -216,7 +216,7 @@ def test_a_plan_over_cards_of_three_makers_says_that_their_bits_differ_and_what_
     shown = " ".join(outrider("plan", "--cluster", path, "--explain")[1].replace("│", " ").split())
     assert "go on at replica 1 or replica 2, with other bits from there on" in shown
     path.write_text(MIXED.replace("replicas: 3", "replicas: 3, alike: true"))
-    told = json.loads(outrider("plan", "--cluster", path, "--json")[1])
-    assert (len(told["plan"]["replicas"]), len(told["pool"]["groups"])) == (1, 1)
-    unlike = [out["what"] for out in told["plan"]["rejected"] if "model.alike is true" in out["why"]]
+    plan = json.loads(outrider("plan", "--cluster", path, "--json")[1])
+    assert (len(plan["plan"]["replicas"]), len(plan["pool"]["groups"])) == (1, 1)
+    unlike = [out["what"] for out in plan["plan"]["rejected"] if "model.alike is true" in out["why"]]
     assert {what.partition(" ")[0] for what in unlike} >= {"amd-rx-7900-xtx", "intel-arc-a770"}

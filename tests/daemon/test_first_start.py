@@ -30,7 +30,8 @@ from orchestrator.daemon.bootstrap.admin_targets import describe_targets
 from orchestrator.daemon.bootstrap.plan_board import PlanBoard
 from orchestrator.daemon.bootstrap.target_life import DaemonGround, TargetLife
 from orchestrator.daemon.cluster.shared_cluster import SharedCluster
-from orchestrator.daemon.control.replicas.shortfall import find_out_reason, list_shortfall
+from orchestrator.daemon.control.port import StateView
+from orchestrator.daemon.control.replicas.shortfall import describe_missing, find_out_reason, list_shortfall
 from orchestrator.daemon.control.state import find_group
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import DaemonError, WorkerError, WorkerLost
@@ -139,6 +140,11 @@ class FakeCluster:
 
     def list_live(self) -> list[FakeWorker]:
         return [one for one in self.workers if not one.ended]
+
+
+def list_told(view: StateView) -> list[tuple[str, str, str]]:
+    """Return what is said of each replica."""
+    return [(replica.name, replica.phase, describe_missing(replica)) for replica in view.replicas]
 
 
 class FirstStart(RuleBasedStateMachine):
@@ -277,20 +283,18 @@ class FirstStart(RuleBasedStateMachine):
         (pool,) = (await self.admin.get("/admin/explain")).json()["models"]
         reasons = {active.labels["reason"] for active in self._evaluate() if active.alert.name == FAILED_ALERT}
         view = self.life.control.view()
-        if [(one.name, one.phase, one.detail) for one in before.replicas] != [
-            (one.name, one.phase, one.detail) for one in view.replicas
-        ]:
+        if list_told(before) != list_told(view):
             return  # something happened meanwhile
-        missing, serving = list_shortfall(view), [one for one in view.replicas if one.phase == "ready"]
+        missing, serving = list_shortfall(view), [replica for replica in view.replicas if replica.phase == "ready"]
         assert (admin["planned"], admin["missing"]) == (len(view.replicas), missing)
         for answer in answers:
             assert answer.json()["replicas"]["missing"] == missing
             assert (answer.json()["status"] == "degraded") == bool(missing)
         assert reasons == {reason for reason in map(find_out_reason, view.replicas) if reason}
         members = [name for group in pool["groups"] for name in group["members"]]
-        assert sorted(members) == sorted(one.name for one in serving)
-        assert len(pool["groups"]) == len({find_group(one.ready) for one in serving})
-        for fingerprint in {system_fingerprint(one.ready) for one in serving}:
+        assert sorted(members) == sorted(replica.name for replica in serving)
+        assert len(pool["groups"]) == len({find_group(replica.ready) for replica in serving})
+        for fingerprint in {system_fingerprint(replica.ready) for replica in serving}:
             answer = await asyncio.wait_for(
                 self.client.post("/v1/completions", json=ASK | {"system_fingerprint": fingerprint}), 20.0
             )

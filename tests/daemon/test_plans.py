@@ -46,7 +46,7 @@ def metrics(url: str) -> dict[str, float]:
 
 def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_losing_a_token(tmp_path, plain, outrider):
     expected = plain.client.completions.create(**ASK).choices[0].text
-    assert query_daemon(plain.admin, "/admin/plan") == {"plan": None, "missing": []}
+    assert query_daemon(plain.admin, "/admin/plan") == {"plan": None, "missing": [], "unmet": []}
     assert plain.status()["plan"] is None
     script = "base_ms=2&other_ms=3&drift_at=60&drift_ms=20"
     store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script=script)

@@ -176,8 +176,8 @@ def test_a_slow_member_that_is_ready_first_keeps_no_fast_one_out_and_everybody_t
         assert run_outrider(daemon, "health") == "all parts are healthy"
         assert read_alert_reasons(daemon) == set()
         with ThreadPoolExecutor(6) as pool:
-            told = list(pool.map(lambda number: read_stream(daemon, number), range(6)))
-        assert [stream.text for stream in told] == list(expected.values())
+            answers = list(pool.map(lambda number: read_stream(daemon, number), range(6)))
+        assert [stream.text for stream in answers] == list(expected.values())
         assert replicas(daemon)[0]["totals"]["generated"] > 0, "the fast one takes requests, too"
         (pool_view,) = query_daemon(daemon.admin, "/admin/explain")["models"]
         assert [group["members"] for group in pool_view["groups"]] == [["target-0"], ["target-1"]]
@@ -204,5 +204,5 @@ def test_a_slow_member_that_is_ready_first_keeps_no_fast_one_out_and_everybody_t
 
 def read_workers(daemon: Daemon) -> dict[str, int]:
     """Return the processes of the replicas by their names, whether they load or serve."""
-    pairs = [(told["name"], re.search(r"pid (\d+)", told["worker"])) for told in replicas(daemon)]
+    pairs = [(seen["name"], re.search(r"pid (\d+)", seen["worker"])) for seen in replicas(daemon)]
     return {name: int(match[1]) for name, match in pairs if match is not None}

@@ -51,8 +51,8 @@ class Standing:
         if shown != [(self.phase, self.why, missing)]:
             wrong.append(f"`health` says {shown}")
         if serves:
-            told = ("degraded" in self.ready[1], all(line in self.ready[1] for line in missing))
-            wrong += [f"/ready says {self.ready}, and the status {missing}"] * (told != (bool(missing), True))
+            degraded = ("degraded" in self.ready[1], all(line in self.ready[1] for line in missing))
+            wrong += [f"/ready says {self.ready}, and the status {missing}"] * (degraded != (bool(missing), True))
             wrong += [f"/ready says {self.ready}"] * (self.ready[0] != httpx.codes.OK)
             wrong += [f"/health says {self.health}"] * (self.health[0] != httpx.codes.OK)
             if self.refused:

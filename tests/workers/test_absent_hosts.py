@@ -46,7 +46,7 @@ class Agent:
 class Nodes:
     """A cluster of these nodes, one of which starts nothing."""
 
-    there: list[str] = field(default_factory=lambda: [OWN, FAR, BROKEN])
+    present: list[str] = field(default_factory=lambda: [OWN, FAR, BROKEN])
     runtime: str = "ray"
     own_node: str = OWN
     away: str = ""
@@ -58,7 +58,7 @@ class Nodes:
         pass
 
     async def nodes(self) -> list[str]:
-        return list(self.there)
+        return list(self.present)
 
     async def start(self, spec: WorkerSpec) -> Worker:
         if spec.node == BROKEN:
@@ -83,9 +83,9 @@ async def test_a_listed_host_is_absent_until_it_joins_and_can_be_used() -> None:
     await fleet.open()
     try:
         assert fleet.absent == dict.fromkeys(("far", "broken"), "it is not in the cluster")
-        cluster.there += [FAR, BROKEN]
+        cluster.present += [FAR, BROKEN]
         await until(lambda: fleet.absent == {"broken": "its disk is full"})
-        cluster.there.remove(FAR)
+        cluster.present.remove(FAR)
         await until(lambda: "far" in fleet.absent)
     finally:
         await fleet.close()

@@ -69,8 +69,8 @@ class OperatorDesk:
             )
             for replica in (*serving, *(idle for idle in state.standbys.list_idle() if idle.serving))
         ]
-        told = (tuple(list_groups(members, rules)), tuple(list_losses(members, rules)))
-        return PoolView(rules.other_bits, rules.after_s, "predicted" if planned else "measured", *told)
+        parts = (tuple(list_groups(members, rules)), tuple(list_losses(members, rules)))
+        return PoolView(rules.other_bits, rules.after_s, "predicted" if planned else "measured", *parts)
 
     def list_parts(self) -> list[PartView]:
         """Return the devices, hosts and workers that there are."""

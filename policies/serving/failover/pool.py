@@ -108,7 +108,7 @@ class _Pool:
         serves = sum(not member.standby for member in gone) < len(self.serving)
 
         def find_left(members: Sequence[Member]) -> list[str]:
-            left = (one.name for one in members if one.name not in names and not (serves and one.standby))
+            left = (member.name for member in members if member.name not in names and not (serves and member.standby))
             return list(islice(left, _NAMED))
 
         worst, heirs = StreamFate.PAUSE, dict[str, None]()

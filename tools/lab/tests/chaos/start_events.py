@@ -100,9 +100,9 @@ class Start:
     def wait_served(self) -> str:
         """Wait until it serves, see that it takes its file as it is and that all agree; returns what it answers."""
         until(self._serves, SERVES_WITHIN_S)
-        told = query_daemon(self.daemon.admin, "/admin/reload", {"check": False}, answer_s=SERVES_WITHIN_S)
+        report = query_daemon(self.daemon.admin, "/admin/reload", {"check": False}, answer_s=SERVES_WITHIN_S)
         self.look()
-        if not told["waiting"]:  # replicas that follow load keep what they began with until a restart
+        if not report["waiting"]:  # replicas that follow load keep what they began with until a restart
             assert self.daemon.status()["ready"]["slots"] == self.slots
         answer, refused = ask(self.daemon)
         assert not refused
