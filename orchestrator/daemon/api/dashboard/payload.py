@@ -16,7 +16,7 @@ from orchestrator.daemon.api.follow import RequestLife, RequestLives, hide_respo
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.served import ServedModel
 from orchestrator.daemon.control.port import PlanView
-from orchestrator.daemon.control.replicas.shortfall import list_shortfall, list_wanted
+from orchestrator.daemon.control.replicas.shortfall import list_shortfall
 from orchestrator.errors import RequestError
 
 _LAST_REQUESTS: Final = 50  # what a person reads. Not tuned.
@@ -57,7 +57,6 @@ class DashboardState:
                     "phase": view.phase,
                     "detail": "; ".join(filter(None, [view.detail, view.cluster_away])),
                     "streams": view.streams,
-                    "planned": len(list_wanted(view)),
                     "missing": list_shortfall(view),
                 },
                 "figures": read_figures(model.metrics),

@@ -36,13 +36,14 @@ function take(kind, event) {
 
 function show() {
   showAbout(state.parts.about);
-  const { phase, detail, planned, missing } = part("state");
+  const { phase, detail, missing } = part("state");
   const degraded = phase === "ready" && missing.length > 0;
-  const told = degraded ? `degraded: ${missing.join("; ")}` : phase;
-  if (byId("phase").textContent !== told) byId("news").textContent = `The model is ${told}. ${detail}`;
+  const told = degraded ? `degraded: ${missing.length} replica${missing.length > 1 ? "s do" : " does"} not serve` : phase;
+  const why = degraded ? missing.join("; ") : detail;
+  if (byId("phase").textContent !== told) byId("news").textContent = `The model is ${told}. ${why}`;
   setText(byId("phase"), told);
   setAttribute(byId("phase"), "class", `pill ${degraded ? "restarting" : phase}`);
-  setAttribute(byId("phase"), "title", detail);
+  setAttribute(byId("phase"), "title", why);
   const history = state.histories.get(chosenModel());
   showFigures(history.at(-1));
   showMap(part("map"));
