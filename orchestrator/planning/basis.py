@@ -69,7 +69,7 @@ def list_members(plan: Plan) -> list[Member]:
     return [
         Member(
             name,
-            ", ".join(dict.fromkeys(shard.group for shard in shards)),
+            ", ".join(shard.group for shard in shards),  # as Plan.groups has it
             tuple(dict.fromkeys(part for shard in shards for part in (f"device {shard.device}", f"host {shard.host}"))),
             prediction.goodput_tokens_per_s,
             standby=name == "standby",
