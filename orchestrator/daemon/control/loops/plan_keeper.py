@@ -158,15 +158,17 @@ class PlanKeeper:
             missing=list_missing_of_plan(replicas, places),
             doubts=self._doubts,
             to_measure=self.to_measure,
-            replica_tokens_per_s={engine: predicted[number] for engine, number in places.items()},
+            replica_tokens_per_s={
+                engine: predicted[number] for engine, number in places.items() if number < len(predicted)
+            },
         )
 
     def expect_load_s(self, engine: int) -> float:
         """Return how long the worker of a replica takes to load, as it was measured; 0 where it was not."""
-        number = self._watch.places.get(engine)
-        if number is None:
+        number, replicas = self._watch.places.get(engine), self.proposal.plan.replicas
+        if number is None or number >= len(replicas):  # the plan is about to be another one
             return 0.0
-        replica = self.proposal.plan.replicas[number]
+        replica = replicas[number]
         return replica.load_s if all(shard.source == "measured" for shard in replica.shards) else 0.0
 
     def observe_round(self, done: RoundReport) -> None:
