@@ -49,4 +49,4 @@ def predict_promise(planned: PlanProposal, estimable: EstimableDevice) -> Promis
 
 def _find_merit(proposal: PlanProposal) -> float:
     predictions = [replica.prediction for replica in proposal.plan.replicas]
-    return sum_merits(proposal.plan.objective, predictions, proposal.wanted.workload.concurrency)[0]
+    return sum_merits(proposal.plan.objective, predictions)[0]

@@ -2,12 +2,15 @@
 
     throughput   output tokens a second
     latency      tokens a second of one stream behind its first token (1 / TPOT). Where fewer sequences run at once than
-                 requests are there, each waits for its turn, and the time of a token grows by that factor
+                 requests are there, each waits for its turn, and the time of a token grows by that factor. Of several
+                 replicas it is what 95 % of requests have at least
     cost         output tokens a second for each currency unit an hour
     energy       output tokens a joule
 
 Between equal merits a second figure decides: with `latency` the shorter time to the first token, with `cost` and
 `energy` the higher goodput.
+
+Several replicas are judged as the pool that they are (policies/planning/pool.py).
 
 The devices in use cost the sum of their prices, and the price of each of their hosts once. Their power is what they
 take under load.
@@ -21,6 +24,7 @@ from typing import Any
 
 from device_profiles.units import MILLION, MS_PER_S, S_PER_HOUR, compute_cost_per_million
 from policies.planning.plan import Device, Host, Objective, Prediction
+from policies.planning.pool import PoolPrediction, predict_pool
 
 ALIKE = 1e-9
 """Relative: figures closer than this are equal. Bounded by rounding alone: devices of one profile tie exactly (ADR
@@ -112,15 +116,12 @@ def is_better(first: tuple[float, float], other: tuple[float, float]) -> bool:
     return first[1] - other[1] > ALIKE * abs(other[1])
 
 
-def sum_merits(objective: Objective, replicas: Sequence[Prediction], concurrency: int) -> tuple[float, float]:
-    """Return the merit of replicas that share the load, and its second figure; 0 where there is none, or they do not
-    tell what they take. A request may be on any of them, so that with `latency` the slowest one counts."""
-    goodput = sum(replica.goodput_tokens_per_s for replica in replicas)
-    if not goodput:
+def sum_merits(objective: Objective, replicas: Sequence[Prediction]) -> tuple[float, float]:
+    """Return the merit of replicas with their shares of the load, and its second figure; 0 where there is none, or they
+    do not tell what they take."""
+    pool = predict_pool(replicas)
+    if not pool.goodput_tokens_per_s:
         return 0.0, 0.0
-    turns = max(1.0, concurrency / sum(replica.sequences for replica in replicas))
-    tpot_ms, ttft_ms = max(replica.tpot_ms for replica in replicas), max(replica.ttft_ms for replica in replicas)
-    second = float(compute_second_merit(objective, goodput, ttft_ms))
     burden = 1.0
     if objective in (Objective.COST, Objective.ENERGY):
         known = [
@@ -130,9 +131,18 @@ def sum_merits(objective: Objective, replicas: Sequence[Prediction], concurrency
             for replica in replicas
         ]
         if not all(known):
-            return 0.0, second
+            return 0.0, float(compute_second_merit(objective, pool.goodput_tokens_per_s, pool.ttft_p95_ms))
         burden = sum(taken * replica.goodput_tokens_per_s for taken, replica in zip(known, replicas, strict=True))
-    return float(compute_merit(objective, goodput, tpot_ms, turns, burden)), second
+    return weigh_pool(objective, pool, burden)
+
+
+def weigh_pool(objective: Objective, pool: PoolPrediction, burden: float = 1.0) -> tuple[float, float]:
+    """Return the merit of a pool on devices of this burden, and its second figure."""
+    goodput = pool.goodput_tokens_per_s
+    return (
+        float(compute_merit(objective, goodput, pool.tpot_p95_ms, 1.0, burden)),
+        float(compute_second_merit(objective, goodput, pool.ttft_p95_ms)),
+    )
 
 
 def slow_down(prediction: Prediction, factor: float) -> Prediction:
@@ -143,6 +153,7 @@ def slow_down(prediction: Prediction, factor: float) -> Prediction:
         stream_tokens_per_s=prediction.stream_tokens_per_s / factor,
         tpot_ms=factor * prediction.tpot_ms,
         ttft_ms=factor * prediction.ttft_ms,
+        wait_ms=factor * prediction.wait_ms,
         cost_per_million_tokens=factor * prediction.cost_per_million_tokens,
         joules_per_token=factor * prediction.joules_per_token,
     )

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from policies.planning.merit import describe_merit, fill_in_expense, is_better, sum_expense, sum_merits
+from policies.planning.merit import describe_merit, fill_in_expense, is_better, sum_expense
 from policies.planning.placement.alike import FEW
 from policies.planning.placement.candidate import ScoredCandidate, replica, with_own_score
 from policies.planning.placement.filters import Usable, usable
 from policies.planning.placement.links import Links, links_of
+from policies.planning.placement.pools import Pool, Pools
 from policies.planning.placement.reasons import alternatives, device_reasons, no_plan
 from policies.planning.placement.search import SearchResult, SearchSpace, search
 from policies.planning.placement.several import Fleet, choose_replica
@@ -18,7 +19,6 @@ from policies.planning.placement.standby import standby
 from policies.planning.plan import (
     Host,
     Inventory,
-    Objective,
     Plan,
     PlanGoal,
     RejectedCandidate,
@@ -41,20 +41,21 @@ def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
     if wanted.constraints.alike and wanted.constraints.max_replicas > 1:
         left = _keep_best_group(left, links, wanted)
     looked = search(SearchSpace(left, links, wanted, wanted.workload.concurrency))
-    chosen, reasons = _replicas(left, links, wanted, looked)
-    if not chosen:
+    pool, reasons = _place_replicas(left, links, wanted, looked)
+    if pool is None:
         raise no_plan(looked, left, wanted)
+    chosen = [with_own_score(scored, wanted) for scored in pool.members]
     taken_cores: dict[str, int] = {}
     placed = [replica(scored, taken_cores, left.hosts, wanted.workload) for scored in chosen]
     replicas = share_expenses(placed, chosen, left.hosts)
     instead, why_none = standby(chosen, looked, left, links, wanted)
-    part = max(1, -(-wanted.workload.concurrency // len(chosen)))
+    part = max(1, chosen[0].prediction.requests or 0)
     alike = looked if len(chosen) == 1 else search(SearchSpace(left, links, wanted, part))
     rejected = (
         *left.rejected,
         *looked.rejected,
         *alternatives(chosen, alike, links, wanted),
-        *device_reasons(chosen, alike, left, wanted),
+        *device_reasons(chosen, alike, left, wanted, pool.left_out),
     )
     plan = Plan(wanted.workload.target.name, replicas, instead, rejected, (), wanted.objective, wanted.currency)
     return replace(plan, reasons=(*reasons, *_describe_groups(plan), *why_none))
@@ -81,10 +82,9 @@ def _keep_best_group(left: Usable, links: Links, wanted: PlanGoal) -> Usable:
         }
         only = replace(left, targets=targets)
         looked = search(SearchSpace(only, links, wanted, wanted.workload.concurrency))
-        chosen, _ = _replicas(only, links, wanted, looked)
-        merit = _sum_merit(chosen, wanted, left.hosts) if chosen else None
-        if merit is not None and (best is None or is_better(merit, best[0])):
-            best = merit, only
+        pool, _ = _place_replicas(only, links, wanted, looked)
+        if pool is not None and (best is None or is_better(pool.merit, best[0])):
+            best = pool.merit, only
     if best is None:
         return left
     stays = {id(option) for options in best[1].targets.values() for option in options}
@@ -111,40 +111,56 @@ def share_expenses(
     return tuple(priced)
 
 
-def _replicas(
+def _place_replicas(
     left: Usable, links: Links, wanted: PlanGoal, looked: SearchResult
-) -> tuple[list[ScoredCandidate], list[str]]:
+) -> tuple[Pool | None, list[str]]:
     """Return the replicas with most merit together, and why so many; fewer where these are as good, and where there is
-    no room for as many as there are to be at least."""
+    no room for as many as there are to be at least. None: there is no place for one."""
     least = wanted.constraints.min_replicas
     most = min(wanted.constraints.max_replicas, max(least, wanted.workload.concurrency))
     scored, reasons = choose_replica(SearchSpace(left, links, wanted, wanted.workload.concurrency), looked)
-    if scored is None or wanted.constraints.max_replicas <= 1:
-        return ([scored] if scored else []), reasons
-    fleet = Fleet(left, links, wanted)
-    chosen, merit, tried = [scored], _sum_merit([scored], wanted, left.hosts), {1}
-    counts = _counts(most, len(looked.index.devices))
+    if scored is None:
+        return None, reasons
+    pools = Pools(Fleet(left, links, wanted))
+    best, tried = pools.build([scored.candidate]), {1}
+    counts = _counts(most, len(looked.index.devices)) if wanted.constraints.max_replicas > 1 else []
     while counts:
         count = counts.pop(0)
         tried.add(count)
-        several = fleet.place(count)
-        if len(several) < count:  # there is no room for more
-            counts = [len(several)] if len(several) not in tried and len(several) > 1 else []
-            reasons.append(f"{count} replicas: there is room for {len(several)}")
+        pool, room = pools.place(count)
+        if room < count:
+            counts = [room] if room not in tried and room > 1 else []
+            reasons.append(f"{count} replicas: there is room for {room}")
             continue
-        other = _sum_merit(several, wanted, left.hosts)
-        described = [describe_merit(wanted.objective, value[0], wanted.currency) for value in (other, merit)]
-        better = is_better(other, merit)
-        reasons.append(
-            f"{count} replicas: {described[0]} predicted, {len(chosen)}: {described[1]}"
-            + ("" if better else f"; more do not help `{wanted.objective}`")
-            + (f", and there are to be {least}" if len(chosen) < least and not better else "")
-        )
-        if better or len(chosen) < least:
-            chosen, merit = several, other
-    if most < wanted.constraints.max_replicas and len(chosen) == most:
+        out = count - len(pool.members)
+        name = f"{count} replicas" + (f", of which {out} would serve none or too late" if out else "")
+        best = _choose_pool(best, pool, name, wanted, reasons)
+    if most > 1:
+        other = pools.place_any()
+        if other is not None and is_better(_discount(other.merit, wanted), best.merit):
+            best = _choose_pool(best, other, f"{len(other.members)} others, of every pool", wanted, reasons)
+    if most < wanted.constraints.max_replicas and len(best.members) == most:
         reasons.append(f"{most} replicas: as many as requests are planned for at once")
-    return [with_own_score(scored, wanted) for scored in chosen], reasons
+    out = pools.explain_left_out(best) if most > 1 else ()
+    return replace(best, left_out=tuple(out)), reasons
+
+
+def _choose_pool(best: Pool, pool: Pool, name: str, wanted: PlanGoal, reasons: list[str]) -> Pool:
+    """Return the better of two pools, and say why: the first where they are equal."""
+    least, count = wanted.constraints.min_replicas, len(best.members)
+    described = [describe_merit(wanted.objective, each.merit[0], wanted.currency) for each in (pool, best)]
+    better, lacking = is_better(pool.merit, best.merit), count < least and len(pool.members) > count
+    reasons.append(
+        f"{name}: {described[0]} predicted, {count}: {described[1]}"
+        + ("" if better else f"; more do not help `{wanted.objective}`")
+        + (f", and there are to be {least}" if lacking and not better else "")
+    )
+    return pool if better or lacking else best
+
+
+def _discount(merit: tuple[float, float], wanted: PlanGoal) -> tuple[float, float]:
+    """Return a merit less what may be given up for a better score."""
+    return merit[0] * (1.0 - wanted.weights.indifference), merit[1]
 
 
 def _counts(most: int, devices: int) -> list[int]:
@@ -154,13 +170,3 @@ def _counts(most: int, devices: int) -> list[int]:
     while counts and counts[-1] < most:
         counts.append(min(2 * counts[-1], most))
     return counts
-
-
-def _sum_merit(replicas: Sequence[ScoredCandidate], wanted: PlanGoal, hosts: Mapping[str, Host]) -> tuple[float, float]:
-    """Return the merit of all replicas together, and its second figure; a host counts once."""
-    known = [replica.prediction for replica in replicas]
-    if wanted.objective is not Objective.COST:
-        return sum_merits(wanted.objective, known, wanted.workload.concurrency)
-    goodput = sum(prediction.goodput_tokens_per_s for prediction in known)
-    expense = sum_expense([part.device for replica in replicas for part in replica.in_use], hosts)
-    return goodput / expense.burden(wanted.objective), goodput

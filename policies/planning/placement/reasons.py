@@ -59,7 +59,7 @@ def alternatives(
     chosen: Sequence[ScoredCandidate], search: SearchResult, links: Links, wanted: PlanGoal
 ) -> list[RejectedCandidate]:
     """Return the other depths of the first replica, the best one with every other drafter, and the other options on the
-    same devices. `found`: all that could be in its place, with its part of the requests."""
+    same devices. `search`: all that could be in its place, with its part of the requests."""
     first = _Chosen.of(chosen, wanted)
     return [*_depths(first, links), *_drafters(first, search), *_options(first, search)]
 
@@ -77,6 +77,8 @@ def _explain_loss(merit: float, chosen: _Chosen) -> str:
         return f"{described} predicted, as {whose}; it scores lower, takes more devices, or is later by name"
     if shards > 1:
         return f"{described} predicted whole on one device, better than {whose}, but `shards` asks for {shards}"
+    if chosen.whose != "the plan's":
+        return f"{described} predicted, better than {whose}, but all replicas together reach no more with it"
     return f"{described} predicted, better than {whose} by no more than `indifference` allows"
 
 
@@ -152,10 +154,15 @@ def _number(search: SearchResult, device_id: str) -> int:
 
 
 def device_reasons(
-    chosen: Sequence[ScoredCandidate], search: SearchResult, left: Usable, wanted: PlanGoal
+    chosen: Sequence[ScoredCandidate],
+    search: SearchResult,
+    left: Usable,
+    wanted: PlanGoal,
+    left_out: Sequence[RejectedCandidate] = (),
 ) -> list[RejectedCandidate]:
-    """Return why each usable device that is not in use is not. `found`: as `alternatives` takes it."""
-    first = _Chosen.of(chosen, wanted)
+    """Return why each usable device that is not in use is not. `search`: as `alternatives` takes it; `left_out`: of
+    those with which there would be another replica."""
+    first, told = _Chosen.of(chosen, wanted), {rejection.what: rejection for rejection in left_out}
     in_use = {placed.device.id for scored in chosen for placed in scored.in_use}
     as_target, as_draft = _best_by_device(search)
     as_shard = _layer_times(chosen[0], search.index, left, wanted) if len(chosen[0].candidate.target) > 1 else {}
@@ -164,7 +171,9 @@ def device_reasons(
     for number, device in enumerate(search.index.devices):
         if device.id in in_use:
             continue
-        if number in as_shard:
+        if device.id in told:
+            reasons.append(told[device.id])
+        elif number in as_shard:
             reasons.append(RejectedCandidate(device.id, as_shard[number], "shard"))
         elif number in as_target:
             reasons.append(as_target[number].reject(device.id, first, Role.TARGET))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from policies.planning.placement.candidate import Candidate, PlacedShard, Where, rate_candidate, sum_used_bytes
+from policies.planning.placement.candidate import Candidate, PlacedShard, Where
 from policies.planning.placement.links import Links, links_of
-from policies.planning.placement.workers import room_bytes
+from policies.planning.placement.pools import Curve
 from policies.planning.plan import (
     Device,
     DrafterFacts,
@@ -20,6 +18,7 @@ from policies.planning.plan import (
     Role,
     Shard,
 )
+from policies.planning.pool import share_requests
 
 
 def predict_running(replicas: Sequence[ReplicaPlacement], cluster: Inventory, wanted: PlanGoal) -> list[Prediction]:
@@ -28,25 +27,9 @@ def predict_running(replicas: Sequence[ReplicaPlacement], cluster: Inventory, wa
     more."""
     devices, links = {device.id: device for device in cluster.devices}, links_of(cluster)
     candidates = [_find_candidate(replica, devices, cluster, links, wanted) for replica in replicas]
-    present = [candidate for candidate in candidates if candidate is not None]
-    share = max(1, -(-wanted.workload.concurrency // max(1, len(present))))
-    return [
-        rate_candidate(_share_requests(candidate, share, wanted), links, wanted).prediction for candidate in present
-    ]
-
-
-def _share_requests(candidate: Candidate, share: int, wanted: PlanGoal) -> Candidate:
-    """Return the candidate with so many sequences, or as many beyond those that it ran as fit into memory."""
-    room = {placed.device.id: room_bytes(placed.device, wanted.constraints) for placed in candidate.placed}
-
-    def is_full(sequences: int) -> bool:
-        used = sum_used_bytes(replace(candidate, sequences=sequences), wanted.workload)
-        return any(used[device] > room[device] for device in used)
-
-    if share <= candidate.sequences:
-        return replace(candidate, sequences=share)
-    more = range(candidate.sequences + 1, share + 1)
-    return replace(candidate, sequences=candidate.sequences + bisect_left(more, True, key=is_full))
+    curves = [Curve(candidate, links, wanted) for candidate in candidates if candidate is not None]
+    shares = share_requests([curve.end_ms for curve in curves], wanted.workload.concurrency) if curves else []
+    return [curve.share(share).prediction for curve, share in zip(curves, shares, strict=True)]
 
 
 def _find_candidate(

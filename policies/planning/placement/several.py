@@ -7,7 +7,7 @@ searches as they have kinds, not as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from policies.planning.placement.candidate import Candidate, PlacedShard, Scored
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import HostLinks, Links
 from policies.planning.placement.rows import Index, OptionRows, draft_rows, target_rows
-from policies.planning.placement.search import SearchResult, SearchSpace, best, find_members, pair_rows
+from policies.planning.placement.search import SearchResult, SearchSpace, best, find_best_on, find_members, pair_rows
 from policies.planning.placement.sharded import best_sharded
 from policies.planning.plan import DrafterFacts, PlanGoal
 
@@ -108,6 +108,27 @@ class Fleet:
             free.take(scored)
         return chosen
 
+    def list_targets(self) -> list[int]:
+        """Return the numbers of the devices on which an option of the target may run."""
+        return [int(number) for number in np.unique(self.target_rows(1).device)]
+
+    def list_best(self, part: int) -> Iterator[tuple[int, Candidate]]:
+        """Yield for each device, by its number, the best replica on it for so many sequences: with any draft, and with
+        none on another device."""
+        rows = self.target_rows(part)
+        fits = rows.of(np.flatnonzero(rows.threads <= self.index.cores[rows.device]))
+
+        def find_drafts(drafter: DrafterFacts, sequences: int) -> OptionRows:
+            drafts = self.draft_rows(drafter, sequences)
+            return drafts.of(np.flatnonzero(drafts.threads <= self.index.cores[drafts.device]))
+
+        pairs = pair_rows(self.index, fits, find_drafts, self.host_links, self.wanted)
+        for number in self.list_targets():
+            for own in (False, True):
+                candidate = find_best_on(SearchResult(self.index, pairs, ()), number, own=own)
+                if candidate is not None:
+                    yield number, candidate
+
     def group(self, *, cut: bool) -> AlikeHosts | None:
         """Return the hosts by their kinds, None where all are looked at. `cut`: to cut shards from."""
         if not self._groups:
@@ -122,12 +143,13 @@ class Fleet:
     def describe(self, candidate: Candidate) -> tuple[object, ...]:
         """Return all that is predicted and scored by, without names."""
         parts = tuple(
-            (self._kinds[self.numbers[part.device.id]], id(part.option), self._place_of(part.device.host))
+            (self._kinds[self.numbers[part.device.id]], id(part.option), self.describe_place(part.device.host))
             for part in candidate.placed
         )
         return parts, candidate.sequences, id(candidate.drafter), candidate.where
 
-    def _place_of(self, name: str) -> tuple[object, ...]:
+    def describe_place(self, name: str) -> tuple[object, ...]:
+        """Return what is predicted and scored by of a host."""
         host, client = self.left.hosts[name], self.left.hosts.get(self.wanted.client_host)
         near = client is not None and client.zone == host.zone
         return host.price_per_hour, near, name if name in self._single else ""

@@ -8,6 +8,7 @@ from typing import Literal
 from device_profiles.units import MILLION, S_PER_HOUR
 from policies.planning.plan.hardware import Source
 from policies.planning.plan.wanted import Objective
+from policies.planning.pool import PoolPrediction, predict_pool
 
 
 class NoPlan(ValueError):
@@ -73,6 +74,8 @@ class Prediction:
     `cost_per_million_tokens` (in currency units, of output tokens) are of the devices in use, and 0 where one of them
     tells no power or no price. `client_ms` of `ttft_ms` are the way between the API and the target.
     `uncascaded_draft_ms`: `draft_ms` if the draft model checked no cheaper drafters' tokens in its steps.
+    `requests`: its share of those that are there at once (None: as many as `sequences`); those beyond `sequences` wait,
+    `wait_ms` on average. One without any is predicted with one.
     """
 
     goodput_tokens_per_s: float
@@ -94,6 +97,8 @@ class Prediction:
     cost_per_million_tokens: float = 0.0
     client_ms: float = 0.0
     uncascaded_draft_ms: float = 0.0
+    requests: int | None = None
+    wait_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,12 @@ class Plan:
     @property
     def goodput_tokens_per_s(self) -> float:
         """Predicted output tokens per second of all replicas."""
-        return sum(replica.prediction.goodput_tokens_per_s for replica in self.replicas)
+        return self.pool.goodput_tokens_per_s
+
+    @property
+    def pool(self) -> PoolPrediction:
+        """What is predicted of all replicas together."""
+        return predict_pool([replica.prediction for replica in self.replicas])
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
@@ -205,7 +215,7 @@ class Plan:
         rates = [replica.prediction.goodput_tokens_per_s for replica in self.replicas]
         if not all(values) or not any(rates):
             return 0.0
-        return sum(value * rate for value, rate in zip(values, rates, strict=True)) / sum(rates)
+        return sum(value * rate for value, rate in zip(values, rates, strict=True)) / self.goodput_tokens_per_s
 
     @property
     def shards(self) -> tuple[Shard, ...]:

@@ -14,9 +14,9 @@ from policies.serving import drift
 def weigh_move(running: Plan, other: PlanProposal, reached: Sequence[Prediction]) -> tuple[bool, str]:
     """Return whether workers move for another plan, and why, in a line: it may be the same by now. `reached`: what the
     running one reaches. Raises PlanError, with the reason, where the move is not worth it."""
-    plan, requests = other.plan, other.wanted.workload.concurrency
+    plan = other.plan
     promised = [replica.prediction for replica in plan.replicas]
-    merits = [sum_merits(plan.objective, predictions, requests)[0] for predictions in (reached, promised)]
+    merits = [sum_merits(plan.objective, predictions)[0] for predictions in (reached, promised)]
     texts = [describe_merit(plan.objective, merit, plan.currency) for merit in merits]
     changes = "; ".join(
         f"{change.part}: {change.before or 'none'} -> {change.after or 'none'}"
@@ -34,9 +34,9 @@ def weigh_move(running: Plan, other: PlanProposal, reached: Sequence[Prediction]
 
 def refuse_idle_growth(fewer: Plan, more: PlanProposal, count: int) -> None:
     """Raise PlanError where more replicas than the `count` that run are not predicted to serve more than `fewer`."""
-    plan, requests = more.plan, more.wanted.workload.concurrency
+    plan = more.plan
     predictions = [[replica.prediction for replica in made.replicas] for made in (fewer, plan)]
-    merits = [sum_merits(plan.objective, predicted, requests)[0] for predicted in predictions]
+    merits = [sum_merits(plan.objective, predicted)[0] for predicted in predictions]
     if not drift.worth_moving(*merits):
         texts = [describe_merit(plan.objective, merit, plan.currency) for merit in merits]
         raise PlanError(f"{texts[1]} predicted with {len(plan.replicas)} replicas, {texts[0]} with {count}")
