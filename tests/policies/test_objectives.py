@@ -258,7 +258,7 @@ def test_more_replicas_are_never_worse_by_the_objective(
             plan = plan_placement(cluster, wish)
         except NoPlan:
             return
-        merits.append(sum_merits(objective, [one.prediction for one in plan.replicas], load.concurrency)[0])
+        merits.append(sum_merits(objective, [one.prediction for one in plan.replicas])[0])
         assert len(plan.replicas) == 1 or any(one.startswith(f"{len(plan.replicas)} replicas") for one in plan.reasons)
     assert merits[1] >= merits[0] * (1 - 1e-9)
 

@@ -287,7 +287,7 @@ def test_shards_are_close_to_the_best_of_all_that_were_tried_by_hand(objective: 
     plan = plan_or_none(cluster, wish)
     assert (plan is None) == (best == 0.0)
     if plan is not None:
-        merit = sum_merits(objective, [one.prediction for one in plan.replicas], wish.workload.concurrency)[0]
+        merit = sum_merits(objective, [one.prediction for one in plan.replicas])[0]
         assert 0.97 * best <= merit <= best * (1 + 1e-9)
 
 

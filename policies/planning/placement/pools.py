@@ -24,7 +24,7 @@ from policies.planning.placement.candidate import (
     sum_used_bytes,
 )
 from policies.planning.placement.links import Links
-from policies.planning.placement.several import Fleet
+from policies.planning.placement.several import FEW, Fleet
 from policies.planning.placement.workers import room_bytes
 from policies.planning.plan import PlanGoal, RejectedCandidate, Role
 from policies.planning.pool import PoolPrediction, predict_end_ms, predict_pool, share_requests, take_share
@@ -144,7 +144,7 @@ class Pools:
     def place_any(self) -> Pool | None:
         """Return the best pool of few devices by trying all; None where there are too many, or none is worth it."""
         requests, devices = self._wanted.workload.concurrency, len(self._fleet.list_targets())
-        if 2**devices > _MOST_POOLS:
+        if not devices or 2**devices > _MOST_POOLS:
             return None
         variants = self._list_variants((1, -(-requests // devices), requests))
         if prod(len(some) + 1 for some in variants) > _MOST_POOLS:
@@ -162,14 +162,19 @@ class Pools:
         return best
 
     def explain_left_out(self, pool: Pool) -> Iterator[RejectedCandidate]:
-        """Yield of devices that could run another replica why the pool is without it."""
+        """Yield of devices that could run another replica why the pool is without it; of very many, for FEW kinds."""
         used = {placed.device.id for member in pool.members for placed in member.candidate.placed}
         part = -(-self._wanted.workload.concurrency // (len(pool.members) + 1))
+        known: dict[Hashable, RejectedCandidate | None] = {}
         for some in self._list_variants((1, part)):
             mine = [candidate for candidate in some if not used & {placed.device.id for placed in candidate.placed}]
-            reasons = [why for candidate in mine if (why := self._explain_one(pool, candidate))]
-            if reasons:
-                yield reasons[0]
+            kind = tuple(self._fleet.describe(replace(candidate, sequences=0)) for candidate in mine)
+            if kind not in known and len(known) < FEW:
+                reasons = (self._explain_one(pool, candidate) for candidate in mine)
+                known[kind] = next((why for why in reasons if why is not None), None)
+            why = known.get(kind)
+            if why is not None:
+                yield replace(why, what=mine[0].target[0].device.id)
 
     def _explain_one(self, pool: Pool, candidate: Candidate) -> RejectedCandidate | None:
         members = [member.candidate for member in pool.members]
@@ -233,7 +238,7 @@ class Pools:
             without = self.build(others)
             loss = pool.prediction.tail_ms(output) / without.prediction.tail_ms(output)
             gain = pool.merit[0] / without.merit[0] if without.merit[0] else float("inf")
-            if loss > gain * (1.0 + ALIKE):
+            if loss > max(1.0, gain) * (1.0 + ALIKE):
                 burdens.append((without, loss / gain))
         return burdens
 
