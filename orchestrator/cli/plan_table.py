@@ -133,14 +133,28 @@ def _cores(cores: tuple[int, ...]) -> str:
 
 
 def _print_predictions(plan: Plan) -> None:
-    rows = []
+    rows, several = [], len(plan.replicas) > 1
     for number, replica in enumerate(plan.replicas):
-        name = f"replica {number}: " if len(plan.replicas) > 1 else ""
+        name = f"replica {number}: " if several else ""
+        if several:
+            rows.append((f"{name}share", _describe_share(replica.prediction, plan)))
         rows += [(f"{name}{key}", value) for key, value in _prediction_rows(replica.prediction, plan.currency)]
-    if len(plan.replicas) > 1:
+    if several:
         taken = _describe_taken(plan.cost_per_million_tokens, plan.joules_per_token, plan.currency)
-        rows.append(("all replicas", ", ".join([f"{plan.goodput_tokens_per_s:.1f} tokens/s", *taken])))
+        pool = plan.pool
+        late = f"95 % of requests: TPOT {pool.tpot_p95_ms:.1f} ms or less, first token in {pool.ttft_p95_ms:.0f} ms"
+        rows.append(("all replicas", ", ".join([f"{pool.goodput_tokens_per_s:.1f} tokens/s", late, *taken])))
     print_table((), rows, title=f"predicted; the best for {plan.objective}")
+
+
+def _describe_share(prediction: Prediction, plan: Plan) -> str:
+    """Return what routing is predicted to send a replica, of the requests and of the tokens."""
+    requests = sum(replica.prediction.requests or 0 for replica in plan.replicas)
+    if not prediction.requests:
+        return f"none of {requests} requests: others end them sooner"
+    tokens = prediction.goodput_tokens_per_s / plan.goodput_tokens_per_s
+    waits = f", each of which waits {prediction.wait_ms:.0f} ms for a place" if prediction.wait_ms else ""
+    return f"{prediction.requests} of {requests} requests at once{waits}, {tokens:.0%} of the tokens"
 
 
 def _describe_taken(cost: float, joules: float, currency: str) -> list[str]:
@@ -240,7 +254,7 @@ def _next_steps(proposal: PlanProposal, *, explain: bool) -> Iterator[str]:
     yield from (f"{line}: {later}." for line in list_estimates(proposal))
     yield from (f"{line}: run `outrider profile` to measure it again." for line in list_doubtful_profiles(proposal))
     if proposal.request.canary:
-        beside = [draft.describe_reserve(proposal.request.replicas) for draft in proposal.request.beside]
+        beside = [draft.describe_reserve(proposal.request.most_replicas) for draft in proposal.request.beside]
         yield "; ".join(["the canary is not planned: all figures are of the other requests", *beside])
     if not explain:
         yield f"{len(proposal.plan.rejected)} alternatives were not chosen: --explain says why."

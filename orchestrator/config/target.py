@@ -162,16 +162,20 @@ class ReplicaBounds(Section):
 def _kind_of_replicas(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return PLACED
-    return BOUNDED if isinstance(value, (dict, ReplicaBounds)) else COUNTED
+    if isinstance(value, (dict, ReplicaBounds)):
+        return BOUNDED
+    return PLANNED if value == AUTO else COUNTED
 
 
 COUNTED, PLACED, BOUNDED = "a number of replicas", "a list of replicas", "bounds of replicas"
+PLANNED = "as many replicas as a plan has"
 """What `model.replicas` is, as pydantic's places name it."""
 
 Replicas = Annotated[
     Annotated[int, Field(ge=1, le=MAX_REPLICAS), Tag(COUNTED)]
     | Annotated[list[ReplicaTarget], Field(min_length=1, max_length=MAX_REPLICAS), Tag(PLACED)]
-    | Annotated[ReplicaBounds, Tag(BOUNDED)],
+    | Annotated[ReplicaBounds, Tag(BOUNDED)]
+    | Annotated[Literal["auto"], Tag(PLANNED)],
     Discriminator(_kind_of_replicas),
 ]
 
@@ -205,8 +209,8 @@ class Target(StaticShapesSection):
     needs `exactness: kernel`."""
     replicas: Replicas = 1
     """How many workers serve it: a number, a list that says where and how each runs, or bounds between which it follows
-    load. Each has a KV cache of `limits.kv_cache` and decodes `limits.max_running` sequences, where it has none of its
-    own."""
+    load. `auto`: as many as the plan finds worth it, each on a device of its own. Each has a KV cache of
+    `limits.kv_cache` and decodes `limits.max_running` sequences, where it has none of its own."""
     alike: bool = False
     """Whether all replicas must have equal bits. One that has others takes no request then. Else they form groups of
     equal bits, and a request stays with the group that began it (`failover.other_bits`)."""
@@ -227,14 +231,18 @@ class Target(StaticShapesSection):
 
     @property
     def placements(self) -> list[OwnTarget]:
-        """Return where each replica runs, at the start where load decides."""
+        """Return where each replica runs, at the start where load decides; one where the plan decides."""
+        if isinstance(self.replicas, str):
+            return [OwnTarget()]
         if isinstance(self.replicas, ReplicaBounds):
             return (self.replicas.places or [OwnTarget()] * self.replicas.min)[: self.replicas.min]
-        return [OwnTarget()] * self.replicas if isinstance(self.replicas, int) else [*self.replicas]
+        return [*self.replicas] if isinstance(self.replicas, list) else [OwnTarget()] * self.replicas
 
     @property
     def most_replicas(self) -> int:
         """Return how many replicas there may be at a time."""
+        if isinstance(self.replicas, str):
+            return MAX_REPLICAS
         return self.replicas.max if isinstance(self.replicas, ReplicaBounds) else len(self.placements)
 
     @property

@@ -163,6 +163,9 @@ def _refuse_workers(workers: DraftWorkersSection) -> str:
 def _check_replicas(config: ClusterConfig, file: SourceFile) -> None:
     """Refuse bounds between which load could change nothing, what one replica can have and several cannot, and hosts
     that are none."""
+    if config.model.replicas == AUTO and not config.planned:
+        way_out = f"set {format_place(config.find_place('model', 'adapter'))} or device to auto, or write a number"
+        raise file.refuse(config.find_place("model", "replicas"), f"goes with a plan; {way_out}")
     if (bounds := config.model.bounds) is not None:
         for key, why in (("max", _refuse_most(bounds)), ("places", _refuse_places(config, bounds))):
             if why:

@@ -15,7 +15,16 @@ from orchestrator.config.drafts import DRAFTS, METHODS, EndpointDraft, ModelDraf
 from orchestrator.config.further_target import OWN_KEYS, FurtherTarget, find_first_place
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, find_line, format_place, format_value
-from orchestrator.config.target import BOUNDED, COUNTED, PLACED, ReplicaBounds, ReplicaTarget, Target
+from orchestrator.config.target import (
+    BOUNDED,
+    COUNTED,
+    PLACED,
+    PLANNED,
+    OwnTarget,
+    ReplicaBounds,
+    ReplicaTarget,
+    Target,
+)
 
 _KINDS = {
     "int_type": "must be an integer",
@@ -27,6 +36,7 @@ _KINDS = {
     "model_attributes_type": "must be a mapping of keys to values",
     "bool_type": "must be true or false",
 }
+_WRITTEN = (COUNTED, PLACED, BOUNDED, PLANNED)  # how replicas are, in pydantic's places
 _NEAR = 0.6  # similar by difflib: fewer letters than that in common are chance
 _SURELY_MEANT = 0.85  # both of two are named
 _TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
@@ -160,9 +170,7 @@ def _draft_at(place: Place) -> int:
 def _replicas_at(place: Place) -> int:
     """Return where pydantic's place says how replicas are written; 0 for what is not in them."""
     at = {"model": 2, "models": 3}.get(str(place[0]), 0) if place else 0
-    return (
-        at if at and len(place) > at and place[at - 1] == "replicas" and place[at] in (COUNTED, PLACED, BOUNDED) else 0
-    )
+    return at if at and len(place) > at and place[at - 1] == "replicas" and place[at] in _WRITTEN else 0
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:

@@ -29,9 +29,9 @@ class Basis:
 
 
 def plain(proposal: PlanProposal) -> dict[str, Any]:
-    """Return a proposal as plain data: the plan, its predicted goodput, cost and energy (None where not known), its
-    groups of equal bits with what losses cost, and what its figures rest on; `no_drafts`: why there can be none, ""
-    where there can."""
+    """Return a proposal as plain data: the plan, its predicted goodput, cost and energy (None where not known), what is
+    predicted of all its replicas together, its groups of equal bits with what losses cost, and what its figures rest
+    on; `no_drafts`: why there can be none, "" where there can."""
     plan = proposal.plan
     return {
         "plan": asdict(plan),
@@ -39,12 +39,12 @@ def plain(proposal: PlanProposal) -> dict[str, Any]:
         "cost_per_million_tokens": plan.cost_per_million_tokens or None,
         "joules_per_token": plan.joules_per_token or None,
         "price_per_hour": plan.price_per_hour or None,
-        "pool": describe_pool(proposal),
+        "pool": {**asdict(plan.pool), **describe_pool(proposal)},
         "basis": [asdict(part) for part in basis(proposal)],
         "assumed": list(proposal.assumed),
         "no_drafts": proposal.request.no_drafts,
         "workload": asdict(proposal.wanted.workload),
-        "beside": [draft.describe_reserve(proposal.request.replicas) for draft in proposal.request.beside],
+        "beside": [draft.describe_reserve(proposal.request.most_replicas) for draft in proposal.request.beside],
     }
 
 

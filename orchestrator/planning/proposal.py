@@ -176,7 +176,7 @@ def _propose_hosts(
         request.exactness,
         links=links,
         allowed=allowed,
-        left=lambda hardware: sum_reserved_bytes(hardware, request.beside, request.replicas),
+        left=lambda hardware: sum_reserved_bytes(hardware, request.beside, request.most_replicas),
     )
     cluster, sources, lacking = leave_lacking(cluster, behind, list_lacking(hosts, measured))
     lacking += [line for line in list_unfit_runtimes(hosts) if not any(line in other for other in lacking)]
@@ -294,7 +294,7 @@ def build_proposal(
     try:
         goal, plan = _settle_plan(soon, request, pairs)
     except NoPlan as error:
-        left = "".join(f"; {draft.describe_reserve(request.replicas)}" for draft in request.beside)
+        left = "".join(f"; {draft.describe_reserve(request.most_replicas)}" for draft in request.beside)
         raise PlanError(f"there is no plan: {error}{left}") from error
     assumed = (*_list_assumptions(request, known, pairs), *later)
     return PlanProposal(plan, cluster, goal, behind, request, assumed, tuple(pairs))

@@ -85,6 +85,11 @@ class PlanRequest:
     alike: bool = False
     failover: FailoverRules = NO_RULES
 
+    @property
+    def most_replicas(self) -> int:
+        """Return how many a plan may have: no more than there are requests at once, if they need not be there."""
+        return min(self.replicas, max(self.least_replicas, self.placement.concurrency))
+
 
 def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> PlanRequest:
     """Return what a sketch asks for; a sketch without a target takes cluster.yaml's.
@@ -141,7 +146,7 @@ def build_request_from_config(
         any(draft.method == "suffix" for draft in config.drafts),
         model.exactness,
         0 if off else config.speculation.num_speculative_tokens,
-        len(model.placements),
+        model.most_replicas if model.bounds is None else model.bounds.min,
         placement,
         bool(config.canary.share),
         beside_the_plan(config, base),
@@ -172,11 +177,12 @@ def ask_for_replicas(request: PlanRequest, demand: ReplicaDemand) -> PlanRequest
 
 
 def start_replicas(config: ClusterConfig, count: int) -> ClusterConfig:
-    """Return the configuration that starts so many replicas, where load decides how many there are."""
+    """Return the configuration that starts so many replicas, where load or a plan decides how many there are."""
     bounds = config.model.bounds
-    if bounds is None:
+    if bounds is None and config.model.replicas != AUTO:
         return config
-    placed = config.model.place((bounds.places or [OwnTarget()] * count)[:count])
+    places = bounds.places if bounds is not None else []
+    placed = config.model.place((places or [OwnTarget()] * count)[:count])
     return config.model_copy(update={"model": config.model.model_copy(update={"replicas": placed})})
 
 

@@ -48,7 +48,7 @@ def hosts_of(proposal: PlanProposal) -> list[str]:
 
 def test_the_faster_host_has_the_first_replica_and_each_runs_where_it_was_planned(store: ProfileStore):
     hosts = [PresentHost(THIS_NODE, frozenset({SLOW})), PresentHost("10.0.0.2", frozenset({FAST}))]
-    config, proposal = propose(store, hosts, "placement: {concurrency: 4}\n")
+    config, proposal = propose(store, hosts, "placement: {concurrency: 16}\n")
     assert hosts_of(proposal) == ["10.0.0.2", THIS_NODE]
     for number, host in enumerate(hosts_of(proposal)):
         assert {one.host for one in apply_plan(config, proposal, number).model.placements} == {host}

@@ -33,11 +33,12 @@ def store_simulated_profiles(
     digest: str = "",
     hardware: Hardware | None = None,
     version: str = "",
+    weights: str = "fp32",
 ) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same, and `more_row_ms` for
     each row beyond the first. `hardware_name`: "{}" in it is the device. Where `cores` are given, the devices are
     processors with so many, and this is measured with so many `threads`. `others`: the share that others took.
-    `digest`, `hardware` and `version` of the runtime: of a real one."""
+    `digest`, `hardware` and `version` of the runtime: of a real one. `weights`: what the runtime took for `auto`."""
     digest = digest or digest_simulated_model(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
@@ -54,7 +55,7 @@ def store_simulated_profiles(
                 role=role,
                 model=model,
                 model_digest=digest,
-                weights="fp32",
+                weights=weights,
                 activations="fp32",
                 kv_cache="fp32",
                 exactness="bit",

@@ -193,8 +193,9 @@ class PlanMaking:
 
 def _count_reserved(first: PlanProposal, source: DeviceSource) -> int:
     """Return the memory of a device that is for what the plan does not place."""
-    request = first.request
-    return sum_reserved_bytes(source, request.beside, request.replicas) if isinstance(source, MeasuredHardware) else 0
+    if not isinstance(source, MeasuredHardware):
+        return 0
+    return sum_reserved_bytes(source, first.request.beside, first.request.most_replicas)
 
 
 def build_start_plan(

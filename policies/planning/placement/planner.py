@@ -132,8 +132,8 @@ def _place_replicas(
             counts = [room] if room not in tried and room > 1 else []
             reasons.append(f"{count} replicas: there is room for {room}")
             continue
-        out = count - len(pool.members)
-        name = f"{count} replicas" + (f", of which {out} would serve none or too late" if out else "")
+        idle = count - len(pool.members)
+        name = f"{count} replicas" + (f", of which {idle} would serve none or too late" if idle else "")
         best = _choose_pool(best, pool, name, wanted, reasons)
     if most > 1:
         other = pools.place_any()
@@ -141,8 +141,7 @@ def _place_replicas(
             best = _choose_pool(best, other, f"{len(other.members)} others, of every pool", wanted, reasons)
     if most < wanted.constraints.max_replicas and len(best.members) == most:
         reasons.append(f"{most} replicas: as many as requests are planned for at once")
-    out = pools.explain_left_out(best) if most > 1 else ()
-    return replace(best, left_out=tuple(out)), reasons
+    return replace(best, left_out=tuple(pools.explain_left_out(best)) if most > 1 else ()), reasons
 
 
 def _choose_pool(best: Pool, pool: Pool, name: str, wanted: PlanGoal, reasons: list[str]) -> Pool:

@@ -188,8 +188,8 @@ class Pools:
             slowest_ms = max(self._curves[kind].end_ms(member.prediction.requests or 0) for kind, member in _zip(pool))
             alone = curve.share(1).prediction
             why = (
-                f"left out: none of {requests} requests would go to it: one takes {curve.end_ms(1):.0f} ms there, and at most "
-                f"{slowest_ms:.0f} ms on the replicas with all of them"
+                f"left out: none of {requests} requests would go to it: one takes {curve.end_ms(1):.0f} ms there, and "
+                f"at most {slowest_ms:.0f} ms on the replicas with all of them"
             )
             return _reject(device, why, alone.goodput_tokens_per_s, alone.tpot_ms)
         merits = [describe_merit(self._wanted.objective, each.merit[0], self._wanted.currency) for each in (pool, more)]
