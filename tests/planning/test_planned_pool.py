@@ -94,7 +94,7 @@ def test_each_replica_of_a_planned_pool_starts_in_its_own_runtime_with_its_own_d
 
 def test_a_plan_of_as_many_as_are_worth_it_says_of_the_others_why_they_are_left_out(tmp_path: Path) -> None:
     _, proposal = propose(tmp_path, 4)
-    (why,) = [told.why for told in proposal.plan.rejected if told.what == "10.0.0.3/SIM"]
+    (why,) = [rejection.why for rejection in proposal.plan.rejected if rejection.what == "10.0.0.3/SIM"]
     assert why.startswith("left out: none of 4 requests would go to it")
     assert len(propose(tmp_path, 64)[1].plan.replicas) == 3
     assert len(propose(tmp_path, 1)[1].plan.replicas) == 1

@@ -44,7 +44,7 @@ def test_no_request_would_end_sooner_on_another_replica(ends: list[list[float]],
     shares = share_requests([lambda n, end=end: end[n - 1] for end in ends], requests)  # type: ignore[misc]
     assert sum(shares) == requests
     for end, share in zip(ends, shares, strict=True):
-        others = [other[there] for other, there in zip(ends, shares, strict=True) if other is not end]
+        others = [other[count] for other, count in zip(ends, shares, strict=True) if other is not end]
         assert not share or end[share - 1] <= min(others, default=float("inf")) + 1e-9
 
 
@@ -54,7 +54,7 @@ def test_shares_of_many_requests_sum_to_the_load_and_favour_the_fast(slopes: lis
     assert sum(shares) == requests
     lot = max(1, requests // max(64, 4 * len(slopes)))
     for slope, share in zip(slopes, shares, strict=True):
-        assert all(slope > other or share >= there - lot for other, there in zip(slopes, shares, strict=True))
+        assert all(slope > other or share >= count - lot for other, count in zip(slopes, shares, strict=True))
 
 
 def merit_of(plan: Plan) -> float:
@@ -136,7 +136,7 @@ def test_a_device_that_routing_would_send_nothing_is_left_out_and_promised_nothi
     plan = plan_placement(cluster_of(FAST, SLOW), goal(2))
     assert [replica.shards[0].device for replica in plan.replicas] == ["fast/CPU"]
     assert plan.goodput_tokens_per_s == pytest.approx(2 / 11.2e-3, rel=0.05)
-    (why,) = [told.why for told in plan.rejected if told.what == "slow/CPU"]
+    (why,) = [rejection.why for rejection in plan.rejected if rejection.what == "slow/CPU"]
     assert why.startswith("left out: none of 2 requests would go to it")
 
 
@@ -159,7 +159,7 @@ def test_a_device_whose_requests_begin_late_is_left_out_where_it_brings_few_toke
     even = host_with("even", "openvino_rt", (10.0, 10.0, 12.0, 15.0, 20.0))
     late = host_with("late", "onnx_rt", (8.0, 16.0, 32.0, 64.0, 128.0), prompt_ms=24_000.0)
     plan = plan_placement(cluster_of(even, late), goal(16, prompt=64))
-    (why,) = [told.why for told in plan.rejected if told.what == "late/CPU"]
+    (why,) = [rejection.why for rejection in plan.rejected if rejection.what == "late/CPU"]
     assert [replica.shards[0].device for replica in plan.replicas] == ["even/CPU"]
     assert "for 1 of 16 requests" in why
     assert "which is less than 95 % of requests lose: TPOT" in why

@@ -44,7 +44,7 @@ def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
     pool, reasons = _place_replicas(left, links, wanted, looked)
     if pool is None:
         raise no_plan(looked, left, wanted)
-    chosen = [with_own_score(scored, wanted) for scored in pool.members]
+    chosen = [with_own_score(scored, wanted) for scored in pool.list_members()]
     taken_cores: dict[str, int] = {}
     placed = [replica(scored, taken_cores, left.hosts, wanted.workload) for scored in chosen]
     replicas = share_expenses(placed, chosen, left.hosts)
@@ -122,7 +122,7 @@ def _place_replicas(
     if scored is None:
         return None, reasons
     pools = Pools(Fleet(left, links, wanted))
-    best, tried = pools.build([scored.candidate]), {1}
+    best, tried = pools.build([pools.draw(scored.candidate)]), {1}
     counts = _counts(most, len(looked.index.devices)) if wanted.constraints.max_replicas > 1 else []
     while counts:
         count = counts.pop(0)
@@ -132,23 +132,23 @@ def _place_replicas(
             counts = [room] if room not in tried and room > 1 else []
             reasons.append(f"{count} replicas: there is room for {room}")
             continue
-        idle = count - len(pool.members)
+        idle = count - len(pool.replicas)
         name = f"{count} replicas" + (f", of which {idle} would serve none or too late" if idle else "")
         best = _choose_pool(best, pool, name, wanted, reasons)
     if most > 1:
         other = pools.place_any()
         if other is not None and is_better(_discount(other.merit, wanted), best.merit):
-            best = _choose_pool(best, other, f"{len(other.members)} others, of every pool", wanted, reasons)
-    if most < wanted.constraints.max_replicas and len(best.members) == most:
+            best = _choose_pool(best, other, f"{len(other.replicas)} others, of every pool", wanted, reasons)
+    if most < wanted.constraints.max_replicas and len(best.replicas) == most:
         reasons.append(f"{most} replicas: as many as requests are planned for at once")
     return replace(best, left_out=tuple(pools.explain_left_out(best)) if most > 1 else ()), reasons
 
 
 def _choose_pool(best: Pool, pool: Pool, name: str, wanted: PlanGoal, reasons: list[str]) -> Pool:
     """Return the better of two pools, and say why: the first where they are equal."""
-    least, count = wanted.constraints.min_replicas, len(best.members)
+    least, count = wanted.constraints.min_replicas, len(best.replicas)
     described = [describe_merit(wanted.objective, each.merit[0], wanted.currency) for each in (pool, best)]
-    better, lacking = is_better(pool.merit, best.merit), count < least and len(pool.members) > count
+    better, lacking = is_better(pool.merit, best.merit), count < least and len(pool.replicas) > count
     reasons.append(
         f"{name}: {described[0]} predicted, {count}: {described[1]}"
         + ("" if better else f"; more do not help `{wanted.objective}`")

@@ -26,23 +26,13 @@ from policies.planning.placement.candidate import (
 from policies.planning.placement.links import Links
 from policies.planning.placement.several import FEW, Fleet
 from policies.planning.placement.workers import room_bytes
-from policies.planning.plan import PlanGoal, RejectedCandidate, Role
+from policies.planning.plan import Objective, PlanGoal, Prediction, RejectedCandidate, Role
 from policies.planning.pool import PoolPrediction, predict_end_ms, predict_pool, share_requests, take_share
 
 # Pools that are all looked at, of few devices. Bounds time: some 50 us each. Not tuned.
 _MOST_POOLS = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Replicas with their shares, what is predicted of all, and the merit of it with its second figure. `kinds`: equal
-    where replicas are alike. `left_out`: why it is without devices that could run another one."""
-
-    members: tuple[ScoredCandidate, ...]
-    kinds: tuple[Hashable, ...]
-    prediction: PoolPrediction
-    merit: tuple[float, float]
-    left_out: tuple[RejectedCandidate, ...] = ()
+# Kinds of devices that are explained where there are more than FEW devices. Bounds time. Not tuned.
+_EXPLAINED = 8
 
 
 class Curve:
@@ -53,6 +43,7 @@ class Curve:
         self._candidate, self._links, self._wanted, self._routed = candidate, links, wanted, routed
         self._most = find_most_sequences(candidate, wanted)
         self._rated: dict[int, ScoredCandidate] = {}
+        self._shares: dict[int, ScoredCandidate] = {}
         self._ends_ms: dict[int, float] = {}
 
     def end_ms(self, requests: int) -> float:
@@ -66,11 +57,12 @@ class Curve:
             self._ends_ms[requests] = end_ms
         return end_ms
 
-    def share(self, requests: int) -> ScoredCandidate:
+    def predict_share(self, requests: int) -> ScoredCandidate:
         """Return it with so many requests; one without any is predicted with one."""
-        scored = self._rate(requests)
-        load = self._wanted.workload
-        return replace(scored, prediction=take_share(scored.prediction, requests, load.output_tokens))
+        if requests not in self._shares:
+            scored, output = self._rate(requests), self._wanted.workload.output_tokens
+            self._shares[requests] = replace(scored, prediction=take_share(scored.prediction, requests, output))
+        return self._shares[requests]
 
     def _rate(self, requests: int) -> ScoredCandidate:
         sequences = max(1, min(requests, self._most))
@@ -106,6 +98,30 @@ def find_most_sequences(candidate: Candidate, wanted: PlanGoal) -> int:
     return candidate.sequences + bisect_left(more, True, key=is_full)
 
 
+Drawn = tuple[Candidate, Curve]
+"""A replica and its curve, which is one for all that are alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Replicas with what is predicted of each by its share, and of all; the pool's merit with its second figure.
+    `left_out`: why it is without devices that could run another one."""
+
+    replicas: tuple[Drawn, ...]
+    predictions: tuple[Prediction, ...]
+    prediction: PoolPrediction
+    merit: tuple[float, float]
+    left_out: tuple[RejectedCandidate, ...] = ()
+
+    def list_members(self) -> list[ScoredCandidate]:
+        """Return its replicas, each with its share; the score is that of one that is alike."""
+        members = []
+        for (candidate, curve), prediction in zip(self.replicas, self.predictions, strict=True):
+            scored = curve.predict_share(prediction.requests or 0)
+            members.append(replace(scored, candidate=replace(candidate, sequences=prediction.sequences)))
+        return members
+
+
 class Pools:
     """Makes pools of what a fleet has, with every kind of replica predicted once."""
 
@@ -114,31 +130,34 @@ class Pools:
         self._curves: dict[Hashable, Curve] = {}
         self._routed: dict[Hashable, Curve] = {}
 
-    def build(self, candidates: Sequence[Candidate]) -> Pool:
+    def draw(self, candidate: Candidate) -> Drawn:
+        """Return a replica with its curve."""
+        kind = self._fleet.describe(replace(candidate, sequences=0))
+        if kind not in self._curves:
+            self._curves[kind] = self._draw_curve(candidate)
+        return candidate, self._curves[kind]
+
+    def build(self, replicas: Sequence[Drawn]) -> Pool:
         """Return the pool of these; those that get no request are left out while there are as many as there are to be
         at least."""
-        kinds = [self._fleet.describe(replace(candidate, sequences=0)) for candidate in candidates]
-        for kind, candidate in zip(kinds, candidates, strict=True):
-            if kind not in self._curves:
-                self._curves[kind] = self._draw_curve(candidate)
-        curves = [self._curves[kind] for kind in kinds]
-        shares = share_requests([curve.end_ms for curve in curves], self._wanted.workload.concurrency)
+        shares = share_requests([curve.end_ms for _, curve in replicas], self._wanted.workload.concurrency)
         idle = [number for number, share in enumerate(shares) if not share]
         lacking = self._wanted.constraints.min_replicas - (len(shares) - len(idle))
         out = set(idle[max(0, lacking) :])
         kept = sorted(set(range(len(shares))) - out, key=lambda number: (-shares[number], number))
-        members = tuple(_put(curves[number].share(shares[number]), candidates[number]) for number in kept)
-        prediction = predict_pool([member.prediction for member in members])
-        merit = weigh_pool(self._wanted.objective, prediction, self._sum_burden(members))
-        return Pool(members, tuple(kinds[number] for number in kept), prediction, merit)
+        mine = tuple(replicas[number] for number in kept)
+        predictions = tuple(replicas[number][1].predict_share(shares[number]).prediction for number in kept)
+        prediction = predict_pool(predictions)
+        burden = self._sum_burden(zip(mine, predictions, strict=True))
+        return Pool(mine, predictions, prediction, weigh_pool(self._wanted.objective, prediction, burden))
 
     def place(self, count: int) -> tuple[Pool, int]:
         """Return a pool of up to so many replicas, placed one after the other, without those that are not worth it, and
         how many there is room for."""
         placed = self._fleet.place(count)
-        pool = self.build([_without_idle_draft(scored) for scored in placed])
+        pool = self.build([self.draw(_without_idle_draft(scored)) for scored in placed])
         while burdens := self._list_burdens(pool):
-            pool = max(burdens, key=lambda found: found[1])[0]
+            pool = max(burdens, key=lambda burden: burden[1])[0]
         return pool, len(placed)
 
     def place_any(self) -> Pool | None:
@@ -146,7 +165,9 @@ class Pools:
         requests, devices = self._wanted.workload.concurrency, len(self._fleet.list_targets())
         if not devices or 2**devices > _MOST_POOLS:
             return None
-        variants = self._list_variants((1, -(-requests // devices), requests))
+        variants = list(
+            self._list_variants((1, -(-requests // devices), requests), self._fleet.list_targets()).values()
+        )
         if prod(len(some) + 1 for some in variants) > _MOST_POOLS:
             return None
         best: Pool | None = None
@@ -156,54 +177,59 @@ class Pools:
             candidates = [candidate for candidate in chosen if candidate is not None]
             if not limits.min_replicas <= len(candidates) <= limits.max_replicas or not self._fit(candidates):
                 continue
-            pool = self.build(candidates)
+            pool = self.build([self.draw(candidate) for candidate in candidates])
             if (best is None or is_better(pool.merit, best.merit)) and not any(self._list_burdens(pool)):
                 best = pool
         return best
 
     def explain_left_out(self, pool: Pool) -> Iterator[RejectedCandidate]:
-        """Yield of devices that could run another replica why the pool is without it; of very many, for FEW kinds."""
-        used = {placed.device.id for member in pool.members for placed in member.candidate.placed}
-        part = -(-self._wanted.workload.concurrency // (len(pool.members) + 1))
-        known: dict[Hashable, RejectedCandidate | None] = {}
-        for some in self._list_variants((1, part)):
-            mine = [candidate for candidate in some if not used & {placed.device.id for placed in candidate.placed}]
-            kind = tuple(self._fleet.describe(replace(candidate, sequences=0)) for candidate in mine)
-            if kind not in known and len(known) < FEW:
-                reasons = (self._explain_one(pool, candidate) for candidate in mine)
-                known[kind] = next((why for why in reasons if why is not None), None)
-            why = known.get(kind)
+        """Yield of devices that could run another replica why the pool is without it; of very many, for a few kinds."""
+        used = {placed.device.id for candidate, _ in pool.replicas for placed in candidate.placed}
+        few = len(self._fleet.index.devices) <= FEW
+        by_kind: dict[int, list[int]] = {}
+        for number in self._fleet.list_targets():
+            if self._fleet.index.devices[number].id not in used:
+                by_kind.setdefault(number if few else self._fleet.kinds[number], []).append(number)
+        alike = list(by_kind.values())[: FEW if few else _EXPLAINED]
+        part = -(-self._wanted.workload.concurrency // (len(pool.replicas) + 1))
+        variants = self._list_variants((1, part), [numbers[0] for numbers in alike])
+        for numbers in alike:
+            mine = [some for some in variants[numbers[0]] if not used & {placed.device.id for placed in some.placed}]
+            why = next((why for candidate in mine if (why := self._explain_one(pool, candidate)) is not None), None)
             if why is not None:
-                yield replace(why, what=mine[0].target[0].device.id)
+                yield from (replace(why, what=self._fleet.index.devices[number].id) for number in numbers)
 
     def _explain_one(self, pool: Pool, candidate: Candidate) -> RejectedCandidate | None:
-        members = [member.candidate for member in pool.members]
+        members, drawn = [member for member, _ in pool.replicas], self.draw(candidate)
         if len(members) >= self._wanted.constraints.max_replicas or not self._fit([*members, candidate]):
             return None
-        more, requests = self.build([*members, candidate]), self._wanted.workload.concurrency
-        device = candidate.target[0].device.id
-        added = next((member for member in more.members if member.candidate.target[0].device.id == device), None)
-        if added is None or not added.prediction.requests:
-            curve = self._curves[self._fleet.describe(replace(candidate, sequences=0))]
-            slowest_ms = max(self._curves[kind].end_ms(member.prediction.requests or 0) for kind, member in _zip(pool))
-            alone = curve.share(1).prediction
+        more, requests = self.build([*pool.replicas, drawn]), self._wanted.workload.concurrency
+        shares = zip(more.replicas, more.predictions, strict=True)
+        added = next((prediction for other, prediction in shares if other[0] is candidate), None)
+        device, curve = candidate.target[0].device.id, drawn[1]
+        if added is None or not added.requests:
+            others = zip(pool.replicas, pool.predictions, strict=True)
+            slowest_ms = max(other.end_ms(prediction.requests or 0) for (_, other), prediction in others)
+            alone = curve.predict_share(1).prediction
             why = (
                 f"left out: none of {requests} requests would go to it: one takes {curve.end_ms(1):.0f} ms there, and "
                 f"at most {slowest_ms:.0f} ms on the replicas with all of them"
             )
-            return _reject(device, why, alone.goodput_tokens_per_s, alone.tpot_ms)
+            return _reject(device, why, alone)
         merits = [describe_merit(self._wanted.objective, each.merit[0], self._wanted.currency) for each in (pool, more)]
-        tails = [each.prediction for each in (pool, more)]
-        share = added.prediction.requests
-        why = f"left out: with it, for {share} of {requests} requests, the replicas' {merits[0]} become {merits[1]}"
+        before, after = pool.prediction, more.prediction
+        why = (
+            f"left out: with it, for {added.requests} of {requests} requests, the replicas' {merits[0]} become "
+            f"{merits[1]}"
+        )
         if is_better(more.merit, pool.merit):
-            if not any(without is not None for without in self._list_burdens(more)):
+            if not self._list_burdens(more):
                 return None
             why += (
-                f", which is less than 95 % of requests lose: TPOT {tails[0].tpot_p95_ms:.1f} -> "
-                f"{tails[1].tpot_p95_ms:.1f} ms, TTFT {tails[0].ttft_p95_ms:.0f} -> {tails[1].ttft_p95_ms:.0f} ms"
+                f", which is less than 95 % of requests lose: TPOT {before.tpot_p95_ms:.1f} -> "
+                f"{after.tpot_p95_ms:.1f} ms, TTFT {before.ttft_p95_ms:.0f} -> {after.ttft_p95_ms:.0f} ms"
             )
-        return _reject(device, why, added.prediction.goodput_tokens_per_s, added.prediction.tpot_ms)
+        return _reject(device, why, added)
 
     def _draw_curve(self, candidate: Candidate) -> Curve:
         """Return a replica's curve, by which it is routed as those on devices that are alike but for small loads."""
@@ -227,12 +253,12 @@ class Pools:
     def _list_burdens(self, pool: Pool) -> list[tuple[Pool, float]]:
         """Return the pool without each kind that is not worth it, and by what factor it is not."""
         burdens: list[tuple[Pool, float]] = []
-        kinds = dict.fromkeys(pool.kinds)
+        kinds = dict.fromkeys(curve for _, curve in pool.replicas)
         if len(kinds) < 2:
             return burdens
         output = self._wanted.workload.output_tokens
         for kind in kinds:
-            others = [member.candidate for other, member in _zip(pool) if other != kind]
+            others = [drawn for drawn in pool.replicas if drawn[1] is not kind]
             if len(others) < self._wanted.constraints.min_replicas:
                 continue
             without = self.build(others)
@@ -242,14 +268,14 @@ class Pools:
                 burdens.append((without, loss / gain))
         return burdens
 
-    def _list_variants(self, parts: Iterable[int]) -> list[list[Candidate]]:
-        """Return for each device how a replica on it may be: the best for so many requests, with drafts from anywhere
-        and with none from elsewhere."""
-        found: dict[int, dict[Hashable, Candidate]] = {number: {} for number in self._fleet.list_targets()}
+    def _list_variants(self, parts: Iterable[int], numbers: Sequence[int]) -> dict[int, list[Candidate]]:
+        """Return for each device of these numbers how a replica on it may be: the best for so many requests, with
+        drafts from anywhere and with none from elsewhere."""
+        variants: dict[int, dict[Hashable, Candidate]] = {number: {} for number in numbers}
         for part in sorted(set(parts)):
-            for number, candidate in self._fleet.list_best(part):
-                found[number].setdefault(self._fleet.describe(replace(candidate, sequences=0)), candidate)
-        return [list(some.values()) for some in found.values()]
+            for number, candidate in self._fleet.list_best(part, numbers):
+                variants[number].setdefault(self._fleet.describe(replace(candidate, sequences=0)), candidate)
+        return {number: list(some.values()) for number, some in variants.items()}
 
     def _fit(self, candidates: Sequence[Candidate]) -> bool:
         """Return whether these can be beside one another: no device, core, host or zone is used twice."""
@@ -268,18 +294,12 @@ class Pools:
                 threads[placed.device.host] = threads.get(placed.device.host, 0) + placed.option.threads
         return all(not hosts[host].cores or count <= hosts[host].cores for host, count in threads.items())
 
-    def _sum_burden(self, members: Iterable[ScoredCandidate]) -> float:
-        devices = [placed.device for member in members for placed in member.in_use]
+    def _sum_burden(self, replicas: Iterable[tuple[Drawn, Prediction]]) -> float:
+        if self._wanted.objective in (Objective.THROUGHPUT, Objective.LATENCY):
+            return 1.0
+        used = (candidate.placed if told.depth else candidate.target for (candidate, _), told in replicas)
+        devices = [placed.device for some in used for placed in some]
         return sum_expense(devices, self._fleet.left.hosts).burden(self._wanted.objective)
-
-
-def _zip(pool: Pool) -> Iterator[tuple[Hashable, ScoredCandidate]]:
-    return zip(pool.kinds, pool.members, strict=True)
-
-
-def _put(scored: ScoredCandidate, candidate: Candidate) -> ScoredCandidate:
-    """Return what is predicted of a replica on the devices of one that is alike."""
-    return replace(scored, candidate=replace(candidate, sequences=scored.candidate.sequences))
 
 
 def _without_idle_draft(scored: ScoredCandidate) -> Candidate:
@@ -290,5 +310,5 @@ def _without_idle_draft(scored: ScoredCandidate) -> Candidate:
     return replace(candidate, drafter=None, draft=None, where=Where.NOWHERE)
 
 
-def _reject(device: str, why: str, goodput_tokens_per_s: float, tpot_ms: float) -> RejectedCandidate:
-    return RejectedCandidate(device, why, Role.TARGET, goodput_tokens_per_s, tpot_ms=tpot_ms)
+def _reject(device: str, why: str, prediction: Prediction) -> RejectedCandidate:
+    return RejectedCandidate(device, why, Role.TARGET, prediction.goodput_tokens_per_s, tpot_ms=prediction.tpot_ms)

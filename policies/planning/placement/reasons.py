@@ -162,7 +162,7 @@ def device_reasons(
 ) -> list[RejectedCandidate]:
     """Return why each usable device that is not in use is not. `search`: as `alternatives` takes it; `left_out`: of
     those with which there would be another replica."""
-    first, told = _Chosen.of(chosen, wanted), {rejection.what: rejection for rejection in left_out}
+    first, why_out = _Chosen.of(chosen, wanted), {rejection.what: rejection for rejection in left_out}
     in_use = {placed.device.id for scored in chosen for placed in scored.in_use}
     as_target, as_draft = _best_by_device(search)
     as_shard = _layer_times(chosen[0], search.index, left, wanted) if len(chosen[0].candidate.target) > 1 else {}
@@ -171,8 +171,8 @@ def device_reasons(
     for number, device in enumerate(search.index.devices):
         if device.id in in_use:
             continue
-        if device.id in told:
-            reasons.append(told[device.id])
+        if device.id in why_out:
+            reasons.append(why_out[device.id])
         elif number in as_shard:
             reasons.append(RejectedCandidate(device.id, as_shard[number], "shard"))
         elif number in as_target:

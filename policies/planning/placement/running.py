@@ -29,7 +29,7 @@ def predict_running(replicas: Sequence[ReplicaPlacement], cluster: Inventory, wa
     candidates = [_find_candidate(replica, devices, cluster, links, wanted) for replica in replicas]
     curves = [Curve(candidate, links, wanted) for candidate in candidates if candidate is not None]
     shares = share_requests([curve.end_ms for curve in curves], wanted.workload.concurrency) if curves else []
-    return [curve.share(share).prediction for curve, share in zip(curves, shares, strict=True)]
+    return [curve.predict_share(share).prediction for curve, share in zip(curves, shares, strict=True)]
 
 
 def _find_candidate(

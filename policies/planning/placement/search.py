@@ -125,14 +125,14 @@ def best(
 def find_best_on(search: SearchResult, device: int, *, own: bool) -> Candidate | None:
     """Return the candidate with most merit whose target is on this device, of equals the first by name; None where
     there is none. `own`: its draft is on no other device."""
-    found: list[tuple[float, Pairs, int]] = []
+    rated: list[tuple[float, Pairs, int]] = []
     for pairs in search.pairs:
         on = pairs.target_device == device
         if own and pairs.draft_device is not None:
             on &= pairs.draft_device == device
-        found += [(float(pairs.merit[pair]), pairs, int(pair)) for pair in np.flatnonzero(on)]
-    top = max((merit for merit, _, _ in found), default=0.0)
-    alike = [(pairs, pair) for merit, pairs, pair in found if merit > 0.0 and merit >= top * (1.0 - ALIKE)]
+        rated += [(float(pairs.merit[pair]), pairs, int(pair)) for pair in np.flatnonzero(on)]
+    top = max((merit for merit, _, _ in rated), default=0.0)
+    alike = [(pairs, pair) for merit, pairs, pair in rated if merit > 0.0 and merit >= top * (1.0 - ALIKE)]
     return min((candidate_of(search, *each) for each in alike), key=lambda candidate: candidate.key, default=None)
 
 

@@ -89,7 +89,7 @@ class Fleet:
             self.by_host.setdefault(device.host, []).append(number)
         self.may_target = find_members(self.index, [device.id for device in left.target_devices])
         self.may_draft = find_members(self.index, [device.id for device in left.draft_devices])
-        self._kinds = number_kinds(self.index.devices, self.may_target, self.may_draft)
+        self.kinds = number_kinds(self.index.devices, self.may_target, self.may_draft)
         self._single = find_single_hosts(self.by_host, links, wanted.client_host)
         self.rated: dict[object, ScoredCandidate] = {}
         self._groups = len(self.index.devices) > few
@@ -112,9 +112,9 @@ class Fleet:
         """Return the numbers of the devices on which an option of the target may run."""
         return [int(number) for number in np.unique(self.target_rows(1).device)]
 
-    def list_best(self, part: int) -> Iterator[tuple[int, Candidate]]:
-        """Yield for each device, by its number, the best replica on it for so many sequences: with any draft, and with
-        none on another device."""
+    def list_best(self, part: int, numbers: Sequence[int]) -> Iterator[tuple[int, Candidate]]:
+        """Yield for each of these devices, by its number, the best replica on it for so many sequences: with any draft,
+        and with none on another device."""
         rows = self.target_rows(part)
         fits = rows.of(np.flatnonzero(rows.threads <= self.index.cores[rows.device]))
 
@@ -123,7 +123,7 @@ class Fleet:
             return drafts.of(np.flatnonzero(drafts.threads <= self.index.cores[drafts.device]))
 
         pairs = pair_rows(self.index, fits, find_drafts, self.host_links, self.wanted)
-        for number in self.list_targets():
+        for number in numbers:
             for own in (False, True):
                 candidate = find_best_on(SearchResult(self.index, pairs, ()), number, own=own)
                 if candidate is not None:
@@ -137,13 +137,13 @@ class Fleet:
         pairs = cut or any(drafter.model is not None for drafter in self.wanted.workload.drafters)
         keep = max(_KEPT, limits.shards, limits.max_shards + 1) if cut else _KEPT if pairs else 1
         return AlikeHosts(
-            self.by_host, self._kinds, self.left.hosts, self._single, self.wanted.client_host, keep, zones=pairs
+            self.by_host, self.kinds, self.left.hosts, self._single, self.wanted.client_host, keep, zones=pairs
         )
 
     def describe(self, candidate: Candidate) -> tuple[object, ...]:
         """Return all that is predicted and scored by, without names."""
         parts = tuple(
-            (self._kinds[self.numbers[part.device.id]], id(part.option), self.describe_place(part.device.host))
+            (self.kinds[self.numbers[part.device.id]], id(part.option), self.describe_place(part.device.host))
             for part in candidate.placed
         )
         return parts, candidate.sequences, id(candidate.drafter), candidate.where
