@@ -31,10 +31,11 @@ from device_profiles.units import ceil_div
 class PipelineModel:
     """See the module and `adapters.contract.LoadedModel` and `StagedModel`. One thread calls it."""
 
-    def __init__(self, shards: Sequence[CountedShard]) -> None:
-        """`shards` are in the order of their layers. Raises Unsupported where they are not all layers of one model."""
+    def __init__(self, shards: Sequence[CountedShard], *, gaps: bool = False) -> None:
+        """`shards` are in the order of their layers. `gaps`: layers may be missing between them, as where only costs
+        count. Raises Unsupported where they are not all layers of one model."""
         self.shards = tuple(shards)
-        _check_shards(self.shards)
+        _check_shards(self.shards, gaps=gaps)
         self.spec = replace(shards[0].spec, bytes_per_token=sum(shard.spec.bytes_per_token for shard in shards))
         self.capabilities = _join_capabilities([shard.capabilities for shard in shards])
         self._stages = [Stage(shard) for shard in shards]
@@ -131,10 +132,11 @@ class _Started:
         return ForwardResult(results[-1].output, sum(stage_ms), stage_ms)
 
 
-def _check_shards(shards: Sequence[CountedShard]) -> None:
+def _check_shards(shards: Sequence[CountedShard], *, gaps: bool) -> None:
     """Raises Unsupported where they do not make one model."""
     layers, whole = [shard.layers for shard in shards], shards[0].spec.layers
-    if layers[0].first or layers[-1].end != whole or any(left.end != right.first for left, right in pairwise(layers)):
+    broken = any(left.end > right.first if gaps else left.end != right.first for left, right in pairwise(layers))
+    if layers[0].first or layers[-1].end != whole or broken:
         raise Unsupported(f"{', '.join(map(str, layers))} are not the {whole} layers of the model, one after the other")
     vocabularies = {(shard.spec.vocabulary_fingerprint, shard.spec.outputs) for shard in shards}
     if len(vocabularies) > 1:

@@ -15,6 +15,9 @@ from device_profiles.units import GIB
 SPLIT = "tensor_parallel "
 """In `MeasuredModel.formats`, before the number of ranks: each layer was split over so many."""
 
+FEW_LAYERS = "few_layers"
+"""In `MeasuredModel.formats`, behind all else: only some layers were loaded, and the figures are scaled to all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -108,6 +111,10 @@ class MeasuredModel:
     where that has memory of its own and may leave layers to the host. `peak_bytes`: what its process held at most.
     `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to. `drifted`: how
     rounds differed from it while serving, so that it is to be measured again; "" where they did not.
+    `few_layers`: so many of its layers were loaded, as the device has no room for all; 0: all were. Then `cost` is
+    scaled to all layers, `overhead` is what each shard takes beside its layers, and `planned_bytes` what the whole
+    would hold at least. `layer_parts` says in bytes what each `layer` takes, what the larger of the `ends` (embedding,
+    output layer) takes, and what is `fixed`.
     `others`: the share of the device, or of the cores that were used, that other programs took meanwhile; None where
     nobody can tell. `forwards_only`: measuring was not done when this was kept, so `overhead` is not known.
     `numerical_class` and `class_fingerprint`: see device_profiles.numerical_class; `class_reason` and
@@ -153,6 +160,8 @@ class MeasuredModel:
     classes_rejected: tuple[str, ...] = ()
     others: float | None = None
     forwards_only: bool = False
+    few_layers: int = 0
+    layer_parts: dict[str, int] = field(default_factory=dict)
 
     @property
     def unfinished(self) -> str:

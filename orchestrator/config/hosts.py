@@ -53,6 +53,11 @@ class ClusterHost(Section):
     devices: tuple[HostDevice, ...] = Field(default=(), max_length=64, strict=False)
     """The devices that may be used. Empty: all that its runtimes find. One that is not there has to list them."""
 
+    @property
+    def stated_bytes(self) -> dict[str, int]:
+        """What a plan may fill of its devices, by name, where that is stated."""
+        return {device.device: int(device.memory) for device in self.devices if device.memory is not None}
+
 
 class ClusterLink(Section):
     """What lies between two workers."""

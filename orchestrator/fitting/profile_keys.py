@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_profiles.measured import SPLIT, MeasuredModel
+from device_profiles.measured import FEW_LAYERS, SPLIT, MeasuredModel
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
 from orchestrator.machine.devices import threads_on
@@ -26,9 +26,12 @@ class ProfileKey:
     """As they are asked for."""
 
 
-def build_profile_key(options: ModelOptions, role: str, mark: str, threads: int, digest: str) -> ProfileKey:
-    """Return what the profile of a model that is to be loaded so is known by."""
-    return ProfileKey(mark, options.adapter, role, options.exactness, threads, digest, formats_of(options))
+def build_profile_key(
+    options: ModelOptions, role: str, mark: str, threads: int, digest: str, *, few: bool = False
+) -> ProfileKey:
+    """Return what the profile of a model that is to be loaded so is known by. `few`: of some of its layers."""
+    formats = formats_of(options, few=few)
+    return ProfileKey(mark, options.adapter, role, options.exactness, threads, digest, formats)
 
 
 def find_profile(store: ProfileStore, key: ProfileKey) -> MeasuredModel | None:
@@ -49,8 +52,11 @@ def threads_of(options: ModelOptions, device: DeviceProfile) -> int:
     return threads_on(device, options.threads)
 
 
-def formats_of(options: ModelOptions) -> str:
+def formats_of(options: ModelOptions, *, few: bool = False) -> str:
     """Return the number formats that were asked for, as in "auto auto auto": what they come to is known when the model
-    is loaded. Behind them stands over how many ranks its layers are split, where they are."""
+    is loaded. Behind them stands over how many ranks its layers are split, where they are, or that only a `few` of
+    them are loaded."""
     formats = f"{options.weights} {options.activations} {options.kv_cache_precision}"
+    if few:
+        return f"{formats} {FEW_LAYERS}"
     return f"{formats} {SPLIT}{options.tensor_parallel}" if options.tensor_parallel > 1 else formats

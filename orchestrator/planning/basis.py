@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from device_profiles.datasheet import EFFICIENCY, GB
 from device_profiles.measured import MeasuredModel
+from device_profiles.units import human_bytes
 from orchestrator.planning.correction import Key, key_of
 from orchestrator.planning.estimates import DeviceSource
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.placement import UNLIKE
-from policies.planning.plan import Plan, Role, Shard
+from policies.planning.plan import Plan, Role, Shard, Source
 from policies.serving.failover.pool import Member, list_groups, list_losses
 
 
@@ -23,7 +24,7 @@ class Basis:
     `figures`: one line each, with its source."""
 
     device: str
-    source: Literal["measured", "datasheet", "estimate"]
+    source: Source
     error: float
     figures: tuple[str, ...]
 
@@ -105,11 +106,19 @@ def basis(proposal: PlanProposal) -> list[Basis]:
         doubts = [f"{profile.doubt}: to be measured again" for profile in behind if profile.doubt]
         lines = [
             f"stored profile of {shard.profile}",
+            *(_describe_few(profile) for profile in behind if profile.few_layers),
             *doubts,
             *(line for profile in behind for line in _of_class(profile)),
         ]
-        parts[shard.device] = Basis(shard.device, "measured", error, tuple(lines))
+        parts[shard.device] = Basis(shard.device, shard.source, error, tuple(lines))
     return list(parts.values())
+
+
+def _describe_few(profile: MeasuredModel) -> str:
+    return (
+        f"measured on {profile.few_layers} of {profile.layers} layers, as all would take "
+        f"{human_bytes(profile.planned_bytes)}: what rounds take beside their forwards is not known"
+    )
 
 
 def _describe_estimate(source: DeviceSource) -> str:
@@ -139,7 +148,13 @@ def profiles_behind(proposal: PlanProposal, key: Key) -> list[MeasuredModel]:
         and model.role == Role.TARGET
         and model.exactness == proposal.request.exactness
         and model.model_digest == target.digest
+        and (not model.few_layers or _is_few(proposal, key))
     ]
+
+
+def _is_few(proposal: PlanProposal, key: Key) -> bool:
+    """Return whether an option rests on a profile of few layers."""
+    return any(not option.runs_whole for option in proposal.cluster.options if key_of(option) == key)
 
 
 def list_doubtful_profiles(proposal: PlanProposal) -> list[str]:

@@ -73,11 +73,17 @@ class MeasuredHardware:
         self, target: PlannedModel, drafts: Sequence[PlannedModel], exactness: Exactness, cores: int
     ) -> list[Option]:
         """Return how these models run on it; their `profile` is still to be named. What was measured with more threads
-        than there are `cores` is left out."""
-        options = [
-            _option(model, Role.TARGET, target)
+        than there are `cores` is left out, and so is what was measured on few layers where the whole was, too."""
+        targets = [
+            model
             for model in self.models
             if model.role == Role.TARGET and model.exactness == exactness and _matches_model(model, target, cores)
+        ]
+        whole = {_name_run(model) for model in targets if not model.few_layers}
+        options = [
+            _option(model, Role.TARGET, target)
+            for model in targets
+            if not model.few_layers or _name_run(model) not in whole
         ]
         alike = {(draft.name, draft.digest): draft for draft in drafts}  # one model may be named under several drafts
         options += [
@@ -152,6 +158,10 @@ def choose_present(
     ]
 
 
+def _name_run(measured: MeasuredModel) -> tuple[str, str, int]:
+    return measured.adapter, measured.weights, measured.threads
+
+
 def _matches_model(measured: MeasuredModel, model: PlannedModel, cores: int) -> bool:
     """Return whether this was measured with a model's files (with its name, where its files are not there), in a format
     that is asked for."""
@@ -165,6 +175,8 @@ def _matches_model(measured: MeasuredModel, model: PlannedModel, cores: int) -> 
 
 def _option(measured: MeasuredModel, role: Role, model: PlannedModel) -> Option:
     own = measured.device_parts
+    if measured.few_layers:
+        own = {"weights": measured.layers * measured.layer_parts["layer"], **measured.planned_parts}
     return Option(
         profile="",
         role=role,
@@ -175,13 +187,15 @@ def _option(measured: MeasuredModel, role: Role, model: PlannedModel) -> Option:
         layer_bytes=(own["weights"] if own else measured.weights_bytes) / measured.layers,
         kv_bytes_per_token=measured.kv_bytes_per_token,
         threads=measured.threads,
-        fixed_bytes=0 if own else _find_fixed_bytes(measured),
+        end_bytes=measured.layer_parts.get("ends", 0),
+        fixed_bytes=measured.layer_parts.get("fixed", 0) if own else _find_fixed_bytes(measured),
         workspace_bytes=(own or measured.planned_parts).get("workspace", 0),
         overhead_ms=measured.overhead.round_ms,
         overhead_sequence_ms=measured.overhead.sequence_ms,
         load_s=measured.load_s,
         row_invariant=measured.row_invariant,
         min_rows=1,  # a measured cost pads by itself
+        source="few layers" if measured.few_layers else "measured",
         bits=measured.class_fingerprint if measured.exactness == Exactness.BIT else "",
         taken=measured.others or 0.0 if measured.disturbed else 0.0,
     )

@@ -59,6 +59,10 @@ class ProfileJob(msgspec.Struct, frozen=True):
     """A target's forwards are passed on before its rounds are measured."""
     device_only: bool = False
     """The device's rates and nothing else, which loads no model."""
+    may_cut: bool = False
+    """Its layers may be spread over devices: where there is no room for all of them, a few are measured."""
+    room_bytes: int = 0
+    """What may be filled of its device; 0: what is free when it is measured."""
 
 
 def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:

@@ -133,9 +133,7 @@ class FleetPlanning:
             if listed is not None:
                 present = replace(
                     present,
-                    stated_bytes={
-                        device.device: int(device.memory) for device in listed.devices if device.memory is not None
-                    },
+                    stated_bytes=listed.stated_bytes,
                     cores=listed.cores,
                     zone=listed.zone,
                     name=listed.name,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from adapters import registry
 from adapters.contract import AdapterError, AdapterUnavailable
 from adapters.device_memory import read_device_memory
 from adapters.hardware import hardware, runtime_version
+from device_profiles.device_names import name_compute_unit
 from device_profiles.profile import DeviceProfile
 from orchestrator.config.load import parse_config
 from orchestrator.config.model import ClusterConfig, Store
@@ -23,7 +25,7 @@ from orchestrator.daemon.cluster.inventory import FoundDevice, HostInventory, Mi
 from orchestrator.errors import OutriderError
 from orchestrator.machine.device_sampler import DeviceSampler
 from orchestrator.machine.devices import mark_of
-from orchestrator.planning.profiling.work import is_requested, list_unfit, list_work, profile_store
+from orchestrator.planning.profiling.work import Work, is_requested, list_unfit, list_work, profile_store
 from orchestrator.protocol.commands import Command, CountAsOurs, Stop
 from orchestrator.protocol.contract import NODE_ADDRESS, WorkerSpec
 from orchestrator.protocol.events import DevicesSampled, Event, Failed, HostDescribed
@@ -35,12 +37,14 @@ SAMPLE_EVERY_S = 1.0
 
 class AgentOptions(msgspec.Struct, frozen=True):
     """cluster.yaml's `text`, which stands in the file `path`; `store`: where prepared models and profiles are kept.
-    `target`: the number of the target whose models are to be measured, in the order of the file."""
+    `target`: the number of the target whose models are to be measured, in the order of the file. `stated_bytes`: what
+    a plan may fill of devices of this host, by name, where cluster.yaml states it."""
 
     text: str
     path: str
     store: str
     target: int = 0
+    stated_bytes: dict[str, int] = {}
 
 
 def agent_spec(node: str, options: AgentOptions) -> WorkerSpec:
@@ -100,6 +104,8 @@ def describe_host(options: AgentOptions) -> HostInventory:
     try:
         lacks |= list_unfit(config, path.parent)
         work = [work for work in list_work(config, path.parent) if is_requested(work, config)]
+        room = {device.device: device.free_bytes for device in devices} | options.stated_bytes
+        work = [_state_room(piece, room, config.placement.keep_free) for piece in work]
         missing = [
             MissingProfile(piece.job, piece.fingerprint, piece.threads, piece.digest)
             for piece in work
@@ -120,6 +126,13 @@ def describe_host(options: AgentOptions) -> HostInventory:
         models_measured=tuple(model for model in store.models() if model.fingerprint in marks),
         missing=tuple(missing),
     )
+
+
+def _state_room(work: Work, room: Mapping[str, int], keep_free: float) -> Work:
+    """Return a piece of work that knows what a plan may fill of its device. `room`: in bytes, by device."""
+    by_unit = {name_compute_unit(name): size for name, size in room.items()}
+    may_be_filled = int(by_unit.get(name_compute_unit(work.job.model.device), 0) * (1.0 - keep_free))
+    return replace(work, job=msgspec.structs.replace(work.job, room_bytes=may_be_filled))
 
 
 def _read_configuration(options: AgentOptions) -> tuple[ClusterConfig, Path]:

@@ -189,7 +189,10 @@ class Fleet:
             worker: Worker | None = None
             try:
                 node = THIS_NODE if address == self._own else address
-                worker = await self._cluster.start(agent_spec(node, self._options))
+                listed = self.describe_listed(node)
+                stated = listed.stated_bytes if listed is not None else {}
+                options = msgspec.structs.replace(self._options, stated_bytes=stated)
+                worker = await self._cluster.start(agent_spec(node, options))
                 await self._hear(address, worker)
             except ClusterAway as error:
                 _log.debug("no agent", host=address, reason=str(error))

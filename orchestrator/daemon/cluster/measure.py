@@ -11,6 +11,7 @@ from hashlib import blake2b
 import msgspec
 
 from device_profiles.store import ProfileStore
+from device_profiles.units import GIB
 from orchestrator.daemon.cluster.inventory import HostInventory, MissingProfile
 from orchestrator.errors import WorkerError
 from orchestrator.planning.profiling.run import Watch, measure_on_cluster, measure_path
@@ -52,7 +53,7 @@ async def profile_hosts(
 
 def share_work(hosts: Mapping[str, HostInventory], role: str) -> dict[str, list[MissingProfile]]:
     """Return which host measures what: each piece of work goes to one host that has the device, to the one with the
-    least to do."""
+    least to do. Of what may be cut that is the one with most room: where it measures the whole, nobody needs a part."""
     shares: dict[str, list[MissingProfile]] = {node: [] for node in hosts}
     offers: dict[tuple[object, ...], list[tuple[str, MissingProfile]]] = {}
     for node, host in hosts.items():
@@ -64,9 +65,14 @@ def share_work(hosts: Mapping[str, HostInventory], role: str) -> dict[str, list[
                     (node, piece)
                 )
     for offered in sorted(offers.values(), key=len):
-        node, piece = min(offered, key=lambda offer: len(shares[offer[0]]))
+        node, piece = min(offered, key=lambda offer: (-_count_room(offer[1]), len(shares[offer[0]])))
         shares[node].append(piece)
     return shares
+
+
+def _count_room(missing: MissingProfile) -> int:
+    """Return the whole GiB that may be filled where layers may be cut: what is free differs a little among hosts."""
+    return missing.job.room_bytes // GIB if missing.job.may_cut else 0
 
 
 def _build_work(missing: MissingProfile, node: str) -> Work:

@@ -14,11 +14,12 @@ from filelock import FileLock, Timeout
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable, FilesInPlace, ModelRefused, Unsupported
+from adapters.device_memory import read_device_memory
 from adapters.hardware import hardware, runtime_version
 from adapters.model_digests import digest_at_hand
 from adapters.model_source import check_model, refuse_runtime, resolve
 from adapters.model_store import ModelStore
-from adapters.names import CONVERTING_ADAPTERS, LLAMA_CPP, OWN_ADAPTERS, normalise_device
+from adapters.names import CONVERTING_ADAPTERS, LLAMA_CPP, OWN_ADAPTERS, SHARDING_ADAPTERS, normalise_device
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.device_names import is_processor, is_same_device
@@ -139,8 +140,19 @@ class Work:
         return model.doubt if model is not None else ""
 
     def find_model_profile(self, store: ProfileStore) -> MeasuredModel | None:
-        mine = (self.fingerprint, self.threads, self.digest)
-        return find_profile(store, build_profile_key(self.job.model, self.job.role, *mine))
+        """Return the profile of the whole model; that of a few of its layers while its device has no room for all."""
+        mine = (self.job.model, self.job.role, self.fingerprint, self.threads, self.digest)
+        whole = find_profile(store, build_profile_key(*mine))
+        if whole is not None or not self.job.may_cut:
+            return whole
+        few = find_profile(store, build_profile_key(*mine, few=True))
+        return few if few is not None and few.planned_bytes > self._find_room_bytes() else None
+
+    def _find_room_bytes(self) -> int:
+        """Return what may be filled of its device: what is stated, else what is free now where the device is here."""
+        if self.job.room_bytes or self.node:
+            return self.job.room_bytes
+        return read_device_memory(find_device(self.job.model.adapter, self.job.model.device)).free_bytes
 
     def find_device_profile(self, store: ProfileStore) -> MeasuredDevice | None:
         mine = (self.fingerprint, self.job.model.adapter, self.threads)
@@ -183,10 +195,11 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     if not devices:
         raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
     work = []
+    able = _list_cut_runtimes(config, devices)
     for device in devices:
         for count in threads or (engine.model.threads,):
             model = engine.with_model(adapter=device.adapter, device=device.name, threads=count).model
-            work.append(_work(ProfileJob(engine, model, "target"), device))
+            work.append(_work(ProfileJob(engine, model, "target", may_cut=device.adapter in able), device))
     for draft in engine.drafters:
         if isinstance(draft, ModelDraftOptions):
             for place in _places(draft, wanted):
@@ -254,6 +267,15 @@ def predict_needed_bytes(work: Work, store: ProfileStore) -> int:
 def find_source_digest(options: ModelOptions) -> str:
     """Return the digest of a model's files; the simulated one has its script's. Raises ModelRefused."""
     return digest_at_hand(options.source, Path(options.base), Path(options.store), options.adapter)
+
+
+def _list_cut_runtimes(config: ClusterConfig, devices: Sequence[DeviceProfile]) -> frozenset[str]:
+    """Return the runtimes whose layers a plan may spread over several of these devices, or over hosts."""
+    able = [device for device in devices if device.adapter in SHARDING_ADAPTERS]
+    several = bool(config.cluster.address) or len({hardware(device) for device in able}) > 1
+    if config.placement.sharding == "never" or config.model.tensor_parallel > 1 or not several:
+        return frozenset()
+    return frozenset(device.adapter for device in able)
 
 
 def _work(job: ProfileJob, device: DeviceProfile) -> Work:

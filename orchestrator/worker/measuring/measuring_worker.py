@@ -15,6 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from adapters import registry
+from adapters.contract import Exactness
+from adapters.device_memory import read_device_memory
 from adapters.energy import EnergyMeter, energy_meter
 from adapters.hardware import cores, hardware, name_device_kind, runtime_version
 from adapters.model_source import check_model, resolve
@@ -40,6 +42,7 @@ from orchestrator.worker.loading.models import LoadedSource, load_model
 from orchestrator.worker.loading.prepared import SIMULATED_PREFIX
 from orchestrator.worker.loading.statistics import find_statistics
 from orchestrator.worker.measuring.engine import MeasuringEngine, OnProgress
+from orchestrator.worker.measuring.few_layers import FewLayers, find_few_layers, load_few_layers, scale_steps
 from orchestrator.worker.measuring.live_loop import LiveLoopResult, measure_policy_yield, prompts_of, talk
 from orchestrator.worker.measuring.pairs import compare_choices, replay_drafter
 from orchestrator.worker.measuring.steps import Steps, measure_steps
@@ -158,6 +161,13 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Finding]:
         yield _measure_device(bench)
     if job.device_only:
         return
+    if job.may_cut:
+        room_bytes = job.room_bytes or read_device_memory(device).free_bytes
+        few = find_few_layers(job.model, SLOTS, _count_logits_rows(job.model), room_bytes, tell)
+        if few is not None:
+            tell(few.describe(room_bytes), -1.0)
+            yield _measure_few_layers(bench, few)
+            return
     with ExitStack() as stack:
         loaded, load_s = _load_timed(bench)
         stack.callback(loaded.model.close)
@@ -192,9 +202,69 @@ def _load_timed(bench: _Bench) -> tuple[LoadedSource, float]:
             begins.append(time.perf_counter())
         bench.progress(stage, fraction)
 
-    rows = count_logits_rows(bench.job.model.max_batch_rows, SLOTS, MOST_CHECKED)
+    rows = _count_logits_rows(bench.job.model)
     loaded = load_model(bench.job.model, SLOTS, progress, logits_rows=rows, serves=bench.job.role == "target")
     return loaded, time.perf_counter() - (begins[0] if begins else bench.started_s)
+
+
+def _count_logits_rows(model: ModelOptions) -> int:
+    return count_logits_rows(model.max_batch_rows, SLOTS, MOST_CHECKED)
+
+
+def _measure_few_layers(bench: _Bench, few: FewLayers) -> MeasuredModel:
+    """Return the profile of a model by some of its layers. What a round takes beside its forward is not known."""
+    options, began_s = bench.job.model, time.perf_counter()
+    model, classes = load_few_layers(few, options, bench.progress)
+    load_s = time.perf_counter() - began_s
+    try:
+        bench.others.begin()
+        measured = measure_steps(model, bench.clock, bench.progress, budget_s=bench.job.steps_s)
+        steps, call_ms = scale_steps(model, measured, few.layers)
+        caps, memory = model.capabilities, few.memory
+        return MeasuredModel(
+            fingerprint=bench.mark,
+            adapter=bench.device.adapter,
+            device=bench.device.name,
+            role=bench.job.role,
+            model=few.ready.name,
+            model_digest=few.digest,
+            weights=caps.weights.partition(" + ")[0],
+            activations=caps.activations.value,
+            kv_cache=caps.kv_cache.value,
+            exactness=options.exactness,
+            formats=formats_of(options, few=True),
+            threads=bench.threads,
+            cost=steps.cost,
+            decode_error=steps.decode.median_error,
+            prefill_error=steps.prefill.median_error,
+            worst_error=max(steps.decode.worst_error, steps.prefill.worst_error),
+            overhead=RoundOverhead(call_ms),
+            load_s=load_s * few.layers / few.count,
+            row_invariant=caps.exactness is Exactness.BIT,
+            paid_rows=caps.min_rows,
+            numerical_class=str(caps.numerical_class),
+            class_reason=describe_choice(classes),
+            classes_rejected=tuple(describe_rejected(classes)),
+            layers=few.layers,
+            kv_bytes_per_token=round(model.spec.bytes_per_token * few.layers / few.count),
+            matrix_elements=_elements(options),
+            weights_bytes=_count_prepared_bytes(few.ready.prepared),
+            planned_bytes=memory.whole,
+            planned_parts={"workspace": memory.workspace},
+            peak_bytes=peak_rss_bytes(),
+            samples=steps.samples,
+            measured_at=_now(),
+            took_s=time.perf_counter() - bench.started_s,
+            others=bench.others.read(),
+            few_layers=few.count,
+            layer_parts=memory.parts,
+        )
+    finally:
+        model.close()
+
+
+def _count_prepared_bytes(prepared: Path) -> int:
+    return sum(path.stat().st_size for path in prepared.iterdir() if path.is_file())
 
 
 def _build_others(model: ModelOptions, device: DeviceProfile) -> OthersMeter:
@@ -324,7 +394,7 @@ def _describe_model(
         layers=spec.layers,
         kv_bytes_per_token=spec.bytes_per_token,
         matrix_elements=_elements(bench.job.model),
-        weights_bytes=sum(path.stat().st_size for path in loaded.prepared.iterdir() if path.is_file()),
+        weights_bytes=_count_prepared_bytes(loaded.prepared),
         planned_bytes=plan.total if plan else 0,
         planned_parts=plan.parts if plan else {},
         device_parts=loaded.layers.device.parts if loaded.layers and not loaded.layers.shared else {},

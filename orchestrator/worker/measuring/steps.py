@@ -46,15 +46,20 @@ _FAIR = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What forwards cost: decoding, and chunks of a prompt. `samples` are what the fits are over."""
+    """What forwards cost: decoding, and chunks of a prompt, with the samples that the fits are over."""
 
     decode: StepFit
     prefill: StepFit
-    samples: tuple[StepSample, ...]
+    decode_samples: tuple[StepSample, ...]
+    prefill_samples: tuple[StepSample, ...]
 
     @property
     def cost(self) -> StepCost:
         return replace(self.decode.cost, prefill=self.prefill.cost)
+
+    @property
+    def samples(self) -> tuple[StepSample, ...]:
+        return (*self.decode_samples, *self.prefill_samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,13 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
     caps = model.capabilities
     if not decode or not prefill:
         raise CapacityError(f"a KV cache of {caps.total_blocks} blocks is too small to measure anything in: enlarge it")
+    return fit_forwards(decode, prefill, caps)
+
+
+def fit_forwards(decode: Sequence[StepSample], prefill: Sequence[StepSample], caps: Capabilities) -> Steps:
+    """Return what these forwards of a model cost. Raises ValueError where there are none of a kind."""
     fit = fit_steps(decode, *read_min_rows(caps))
-    return Steps(fit, fit_steps(prefill, caps.min_rows), (*decode, *prefill))
+    return Steps(fit, fit_steps(prefill, caps.min_rows), tuple(decode), tuple(prefill))
 
 
 def read_min_rows(caps: Capabilities) -> tuple[int, int]:

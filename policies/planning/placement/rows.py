@@ -175,6 +175,9 @@ def target_rows(
     for option, devices in _places(index, targets, allowed):
         fixed, kv = workers.sum_fixed_bytes(option, load.target.layers), kv_bytes(option, load)
         fit = _fit(index.room[devices] - fixed, kv, concurrency)
+        if not option.runs_whole:
+            made.refuse(index, devices, option, Role.TARGET, fixed + kv)
+            continue
         enough = option.threads <= index.cores[devices]
         made.refuse(index, devices[(fit == 0)], option, Role.TARGET, fixed + kv)
         made.refuse_threads(index, devices[(fit > 0) & ~enough], option, Role.TARGET)
@@ -275,7 +278,7 @@ class _Builder:
 
     def refuse(self, index: Index, devices: Ints, option: Option, role: Role, needed: float) -> None:
         for number in devices:
-            why = workers.too_small(needed, index.room[number])
+            why = workers.too_small(needed, index.room[number], measured=option.runs_whole)
             self.rejected.append(RejectedCandidate(index.devices[number].id, f"{option.label}: {why}", role))
 
     def refuse_threads(self, index: Index, devices: Ints, option: Option, role: Role) -> None:

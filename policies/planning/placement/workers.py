@@ -25,8 +25,10 @@ def cores_left(host: Host, taken: Mapping[str, int]) -> float:
     return float(host.cores - taken.get(host.name, 0)) if host.cores else float("inf")
 
 
-def too_small(needed: float, room: float) -> str:
-    return f"needs {human_bytes(needed)}, and {human_bytes(room)} may be filled"
+def too_small(needed: float, room: float, *, measured: bool = True) -> str:
+    """Say why it has no room. Where the whole was not `measured`, it may have by now, and still counts as in parts."""
+    why = f"needs {human_bytes(needed)}, and {human_bytes(room)} may be filled"
+    return why if measured else f"{why}; it was measured on few layers, for shards"
 
 
 def too_many_threads(threads: int, host: str, cores: float) -> str:

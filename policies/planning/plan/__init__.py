@@ -9,7 +9,7 @@ Glossary:
 """
 
 from policies.planning.plan.diff import PlanDiff, diff
-from policies.planning.plan.hardware import DefaultLinks, Device, Host, Inventory, Option, Role
+from policies.planning.plan.hardware import DefaultLinks, Device, Host, Inventory, Option, Role, Source
 from policies.planning.plan.result import (
     DraftPlacement,
     Memory,
@@ -57,6 +57,7 @@ __all__ = [
     "Role",
     "Score",
     "Shard",
+    "Source",
     "Standby",
     "Term",
     "TermWeights",

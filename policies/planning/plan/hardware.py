@@ -13,7 +13,7 @@ from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.measured import DeviceRates
 
-Source = Literal["measured", "datasheet", "estimate"]
+Source = Literal["measured", "few layers", "datasheet", "estimate"]
 
 
 class Role(StrEnum):
@@ -74,6 +74,7 @@ class Option:
     row's logits keep their bits whatever shares its batch. `prepared`: whether a worker loads it as it is; else it
     converts the model first. `bits`: the fingerprint of its numerical class, "" where that is not known. `taken`: the
     share of the device's time that other programs took while it was measured, and which the costs have in them.
+    `source`: what its figures rest on; of `few layers` where the device was measured with some of the model's layers.
     """
 
     profile: str
@@ -97,6 +98,11 @@ class Option:
     prepared: bool = True
     bits: str = ""
     taken: float = 0.0
+
+    @property
+    def runs_whole(self) -> bool:
+        """Whether all layers may be placed on one device by it: what was scaled from few of them tells of shards."""
+        return self.source != "few layers"
 
     @property
     def group(self) -> str:

@@ -1,0 +1,292 @@
+"""What a model costs on a device that has no room for all of it: few of its layers are loaded, and scaled.
+
+The first layer, some in the middle and the last one are loaded as ranges of their own, behind each other. What a
+forward takes in each tells a layer, the output layer and what a range takes beside its layers. With A ms in the first
+one, B ms in `m` middle layers, C ms in the last, and D ms outside of all three:
+
+    start = (m A - B) / (m - 1),  layer = (B - start) / m,  head = C - start - layer
+
+    all N layers = head + N layer,  a range beside its layers = start + D / 3
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from adapters.contract import (
+    Exactness,
+    ForwardResult,
+    LayerRange,
+    LoadedShard,
+    LoadOptions,
+    ModelRefused,
+    NumericalClass,
+    Progress,
+    Segment,
+    ShardingAdapter,
+)
+from adapters.model_source import check_model
+from adapters.pipeline import PipelineModel
+from device_profiles.curve_fit import StepSample
+from device_profiles.device_names import is_processor
+from device_profiles.memory import MemoryPlan
+from device_profiles.numerical_class import MeasuredClasses
+from device_profiles.units import MS_PER_S, human_bytes
+from orchestrator.machine.devices import class_mark_of, effective_device, find_device, join_marks, threads_on
+from orchestrator.protocol.load_options import ModelOptions
+from orchestrator.worker.loading.memory import predict_memory
+from orchestrator.worker.loading.numerical_classes import ClassQuestion, load_in_class
+from orchestrator.worker.loading.pipeline import LayerRuntime, check_whole_runtime
+from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part
+from orchestrator.worker.measuring.steps import Steps, fit_forwards
+from policies.models.kv_shares import SHARES
+
+# In the middle: two at least tell a layer from what a range takes beside it; six do so on a busy machine (ADR 0120).
+_LEAST_MIDDLE, _MOST_MIDDLE = 2, 6
+_LEAST_LAYERS = _LEAST_MIDDLE + 2  # with the first and the last one
+
+_Shape = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of a forward: each sequence's rows, and the positions that it held before."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMemory:
+    """In bytes: what each `layer` takes, the larger of the two `ends` (embedding, output layer), a process with nothing
+    of the model (`fixed`), and the largest forward (`workspace`). `whole`: what all of it would take at least, with the
+    smallest KV cache that it is loaded with."""
+
+    layer: int
+    ends: int
+    fixed: int
+    workspace: int
+    whole: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        return {"layer": self.layer, "ends": self.ends, "fixed": self.fixed}
+
+
+@dataclass(frozen=True, slots=True)
+class FewLayers:
+    """A prepared model that has no room on its device, and what is loaded of its `layers` instead."""
+
+    ready: PreparedModel
+    options: LoadOptions
+    layers: int
+    ranges: tuple[LayerRange, ...]
+    memory: LayerMemory
+
+    @property
+    def digest(self) -> str:
+        """Of the model's files; the simulated one has its script's."""
+        return self.ready.prepared.parent.name if self.ready.file is not None else self.ready.prepared.name
+
+    @property
+    def count(self) -> int:
+        """How many layers are loaded."""
+        return sum(part.end - part.first for part in self.ranges)
+
+    def describe(self, room_bytes: int) -> str:
+        return (
+            f"all {self.layers} layers take {human_bytes(self.memory.whole)}, and {human_bytes(room_bytes)} may be "
+            f"filled: {self.count} of them are measured"
+        )
+
+
+def find_few_layers(
+    model: ModelOptions, slots: int, logits_rows: int, room_bytes: int, progress: Progress
+) -> FewLayers | None:
+    """Prepare a model, and return which of its layers to measure; None where all of them have room.
+
+    Raises ModelRefused where they do not, and its runtime cannot load a part or there are too few of them. Raises what
+    preparing raises, too.
+    """
+    ready = prepare_part(model, progress)
+    adapter = check_whole_runtime(ready.adapter)
+    layers = count_layers(model, ready.file)
+    options = _build_load_options(model, ready, slots)
+    memory = _predict_layers(model, ready, options, layers, logits_rows)
+    if memory.whole <= room_bytes:
+        return None
+    needed = f"{ready.name} takes {human_bytes(memory.whole)}, and {human_bytes(room_bytes)} may be filled"
+    if not isinstance(adapter, ShardingAdapter):
+        raise ModelRefused(f"{needed}; {adapter.name} runs whole models only")
+    if layers < _LEAST_LAYERS:
+        raise ModelRefused(f"{needed}; it has {layers} layers, too few to measure some of them")
+    held = (room_bytes - memory.fixed - memory.workspace - memory.ends) // max(1, memory.layer)
+    if held < _LEAST_LAYERS:
+        raise ModelRefused(f"{needed}; {_LEAST_LAYERS} of its {layers} layers have no room either")
+    return FewLayers(ready, options, layers, choose_ranges(layers, held), memory)
+
+
+def choose_ranges(layers: int, held: int) -> tuple[LayerRange, ...]:
+    """Return the first layer, some in the middle, and the last of so many; together no more than `held`."""
+    count = max(_LEAST_MIDDLE, min(_MOST_MIDDLE, held - 2, layers - 2))
+    first = (layers - count) // 2
+    return LayerRange(0, 1), LayerRange(first, first + count), LayerRange(layers - 1, layers)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTimes:
+    """What a forward took in ms in the `first`, the `middle` and the `last` range, and `outside` of all three."""
+
+    first: float
+    middle: float
+    last: float
+    outside: float
+
+    def find_start_ms(self, middle_layers: int) -> float:
+        """Return what a range takes until its layers begin."""
+        return (middle_layers * self.first - self.middle) / (middle_layers - 1)
+
+    def scale_ms(self, start_ms: float, middle_layers: int, layers: int) -> float:
+        """Return what so many layers and the output layer take. It is no less than what the ranges took without their
+        starts."""
+        first, middle, last = (max(0.0, ms - start_ms) for ms in (self.first, self.middle, self.last))
+        layer = middle / middle_layers
+        return max(layers * layer + max(0.0, last - layer), first + middle + last)
+
+
+class FewLayersModel(PipelineModel):
+    """Some layers of a model as if they were one. Notes what each range took of every forward."""
+
+    def __init__(self, shards: Sequence[LoadedShard]) -> None:
+        super().__init__(shards, gaps=True)
+        self.middle_layers = shards[1].layers.end - shards[1].layers.first
+        self.taken: dict[_Shape, list[tuple[float, ...]]] = {}
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        began_s = time.perf_counter()
+        result = super().forward(batch)
+        outside_ms = MS_PER_S * (time.perf_counter() - began_s) - result.device_ms
+        shape = tuple(len(segment.tokens) for segment in batch), tuple(segment.start for segment in batch)
+        self.taken.setdefault(shape, []).append((*result.stage_ms, max(0.0, outside_ms)))
+        return result
+
+
+class _FewLayersLoader:
+    """Implements adapters.contract.ModelLoader. Each range has its part of the KV cache."""
+
+    def __init__(self, adapter: LayerRuntime, few: FewLayers) -> None:
+        self._adapter, self._few = adapter, few
+        self.name = adapter.name
+
+    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        return self._adapter.classes(options)
+
+    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> FewLayersModel:
+        adapter = self._adapter
+        assert isinstance(adapter, ShardingAdapter)  # noqa: S101  # find_few_layers refuses others
+        with ExitStack() as until_loaded:
+            shards: list[LoadedShard] = []
+            for part in self._few.ranges:
+                share = (part.end - part.first) / self._few.layers
+                mine = replace(options, kv_cache_bytes=int(options.kv_cache_bytes * share))
+                shards.append(adapter.load_layers(prepared, mine, part, progress))
+                until_loaded.callback(shards[-1].close)
+            model = FewLayersModel(shards)
+            until_loaded.pop_all()
+        return model
+
+
+def load_few_layers(few: FewLayers, model: ModelOptions, progress: Progress) -> tuple[FewLayersModel, MeasuredClasses]:
+    """Load these layers, in the numerical class that is found for them. Raises what adapters raise."""
+    ready, device = few.ready, find_device(model.adapter, model.device)
+    question = ClassQuestion(
+        adapter=_FewLayersLoader(check_whole_runtime(ready.adapter), few),
+        prepared=ready.prepared,
+        options=few.options,
+        fingerprint=join_marks([class_mark_of(device), *map(str, few.ranges)]),
+        model=ready.name,
+        model_digest=few.digest,
+        weights=ready.prepared.name if ready.file is not None else "",
+        threads=threads_on(device, model.threads),
+        file=None,  # the reference says what the whole model says
+        store=Path(model.store),
+        isolated=False,
+    )
+    loaded, classes = load_in_class(question, progress)
+    assert isinstance(loaded, FewLayersModel)  # noqa: S101  # the loader loads nothing else
+    return loaded, classes
+
+
+def scale_steps(model: FewLayersModel, steps: Steps, layers: int) -> tuple[Steps, float]:
+    """Return what forwards of all `layers` cost, and what each range takes of one beside its layers, in ms. `steps`:
+    as they were measured of `model`."""
+    count, decode = model.middle_layers, _find_times(model, steps.decode_samples)
+    start_ms = max(0.0, median(times.find_start_ms(count) for _, times in decode))
+    call_ms = start_ms + median(times.outside for _, times in decode) / len(model.shards)
+    whole_decode, whole_prefill = (
+        [replace(sample, ms=times.scale_ms(start_ms, count, layers)) for sample, times in some]
+        for some in (decode, _find_times(model, steps.prefill_samples))
+    )
+    return fit_forwards(whole_decode, whole_prefill, model.capabilities), call_ms
+
+
+def _find_times(model: FewLayersModel, samples: Sequence[StepSample]) -> list[tuple[StepSample, RangeTimes]]:
+    """Return each sample with what such a forward took: lower quartiles, as what disturbs only slows."""
+    found = []
+    for sample in samples:
+        seen = model.taken.get((sample.rows, sample.contexts), [])
+        if seen:
+            quartiles = (sorted(some)[(len(some) - 1) // 4] for some in zip(*seen, strict=True))
+            found.append((sample, RangeTimes(*quartiles)))
+    return found
+
+
+def _build_load_options(model: ModelOptions, ready: PreparedModel, slots: int) -> LoadOptions:
+    return LoadOptions(
+        device=effective_device(model.adapter, model.device),
+        exactness=Exactness(model.exactness),
+        activations=ready.choice.activations if ready.choice else None,
+        kv_cache=ready.choice.kv_cache if ready.choice else None,
+        kv_cache_bytes=model.kv_cache_bytes,
+        slots=slots,
+        max_batch_rows=model.max_batch_rows,
+        threads=model.threads,
+        static=model.static,
+    )
+
+
+def _predict_layers(
+    model: ModelOptions, ready: PreparedModel, options: LoadOptions, layers: int, logits_rows: int
+) -> LayerMemory:
+    """Return what ranges of a model's layers take, as their runtime's costs say; by the size of what is prepared where
+    these are not known."""
+    process = psutil.Process().memory_info().rss if is_processor(options.device) else 0
+    least_kv = model.kv_cache_bytes // SHARES[-1]
+    adapter = check_whole_runtime(ready.adapter)
+    spec = check_model(ready.file, adapter.name) if ready.file is not None else None
+    if spec is not None and layers >= _LEAST_LAYERS:
+        predict = partial(
+            predict_memory, options, adapter, spec, ready.prepared, logits_rows=logits_rows, process_bytes=process
+        )
+        plans = [
+            predict(layers=LayerRange(*part)) for part in ((0, layers), (1, 2), (1, 3), (0, 1), (layers - 1, layers))
+        ]
+        known = [plan for plan in plans if plan is not None]
+        if len(known) == len(plans):
+            return _compare_plans(known, least_kv)
+    size = sum(path.stat().st_size for path in ready.prepared.iterdir() if path.is_file())
+    in_layers = size if spec is None else size * spec.count_layer_elements(spec.all_layers) // spec.matrix_elements
+    return LayerMemory(in_layers // layers, size - in_layers, process, 0, process + size + least_kv)
+
+
+def _compare_plans(plans: Sequence[MemoryPlan], least_kv: int) -> LayerMemory:
+    """Return what differs between the plans of all layers, of one and of two in the middle, of the first and the last
+    one."""
+    whole, one, two, first, last = plans
+    layer = two.weights - one.weights
+    ends = max(first.weights, last.weights) - one.weights
+    workspace = max(first.workspace, one.workspace, last.workspace)
+    return LayerMemory(
+        layer, ends, one.process + one.weights - layer, workspace, whole.total - whole.kv_cache + least_kv
+    )
