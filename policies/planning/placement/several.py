@@ -15,6 +15,7 @@ import numpy as np
 from policies.planning.merit import describe_merit
 from policies.planning.placement.alike import AlikeHosts, find_single_hosts, number_kinds
 from policies.planning.placement.candidate import Candidate, PlacedShard, ScoredCandidate, count_threads, rate_candidate
+from policies.planning.placement.cut_reasons import explain_cut
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import HostLinks, Links
 from policies.planning.placement.rows import Index, OptionRows, draft_rows, target_rows
@@ -35,6 +36,8 @@ def choose_replica(ground: SearchSpace, looked: SearchResult) -> tuple[ScoredCan
     if not may_cut(ground.wanted, whole):
         return whole, []
     cut = best_cut(ground)
+    if cut is not None and not limits.shards and whole is None:
+        return cut, list(explain_cut(cut, ground, best_cut))
     if whole is None or cut is None:
         return whole or cut, []
     aim = (ground.wanted.objective, ground.wanted.currency)
