@@ -195,7 +195,8 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     if not devices:
         raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
     work = []
-    able = _list_cut_runtimes(config, devices)
+    cuts = any(device.adapter in SHARDING_ADAPTERS for device in devices)  # else other runtimes are not looked at
+    able = _list_cut_runtimes(config, engine.model) if cuts else ()
     for device in devices:
         for count in threads or (engine.model.threads,):
             model = engine.with_model(adapter=device.adapter, device=device.name, threads=count).model
@@ -269,13 +270,15 @@ def find_source_digest(options: ModelOptions) -> str:
     return digest_at_hand(options.source, Path(options.base), Path(options.store), options.adapter)
 
 
-def _list_cut_runtimes(config: ClusterConfig, devices: Sequence[DeviceProfile]) -> frozenset[str]:
-    """Return the runtimes whose layers a plan may spread over several of these devices, or over hosts."""
-    able = [device for device in devices if device.adapter in SHARDING_ADAPTERS]
-    several = bool(config.cluster.address) or len({hardware(device) for device in able}) > 1
-    if config.placement.sharding == "never" or config.model.tensor_parallel > 1 or not several:
-        return frozenset()
-    return frozenset(device.adapter for device in able)
+def _list_cut_runtimes(config: ClusterConfig, model: ModelOptions) -> tuple[str, ...]:
+    """Return the runtimes whose layers a plan may spread over devices of this machine, or over hosts."""
+    if config.placement.sharding == "never" or model.tensor_parallel > 1:
+        return ()
+    able = SHARDING_ADAPTERS if config.model.adapter == AUTO else (config.model.adapter,)
+    if config.cluster.address:
+        return able
+    here = {hardware(device) for device in _on_devices(model, ()) if device.adapter in able}
+    return able if len(here) > 1 and config.model.device == AUTO else ()
 
 
 def _work(job: ProfileJob, device: DeviceProfile) -> Work:
