@@ -152,3 +152,21 @@ def test_a_plan_cuts_a_target_that_no_device_can_hold_and_a_killed_worker_costs_
     found = outrider_process("serve", "--config", str(config))
     assert found.returncode == 1
     assert "layer shards (`sharding: when_needed`)" in found.stderr
+
+
+@pytest.mark.slow
+def test_a_target_that_no_device_can_hold_is_measured_in_parts_planned_and_served(tmp_path, plain, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "2")
+    expected = str(plain.client.completions.create(**TOY).choices[0].text)
+    # A device has 1 GiB, and the smallest KV cache is more than that.
+    config = configuration(tmp_path, script="base_ms=3&layers=8", extra="limits: {kv_cache: 6 GiB}")
+    config.write_text(config.read_text().replace("adapter: simulated", "adapter: simulated, device: auto", 1))
+    with running(config) as daemon:
+        known = query_daemon(daemon.admin, "/admin/plan")
+        (replica,) = known["plan"]["replicas"]
+        assert sorted(one["device"] for one in replica["shards"]) == ["here/SIM", "here/SIM.1"]
+        assert {one["source"] for one in replica["shards"]} == {"few layers"}
+        assert any(line.startswith("toy fits whole on no device: ") for line in known["plan"]["reasons"])
+        assert daemon.client.completions.create(**TOY).choices[0].text == expected
+        assert len(daemon.status()["ready"]["shards"]) == 2
+        assert daemon.stop() == 0

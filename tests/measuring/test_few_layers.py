@@ -25,6 +25,7 @@ from orchestrator.worker.measuring.few_layers import RangeTimes, choose_ranges
 from orchestrator.worker.measuring.measuring_worker import build_measuring_engine
 
 MIB = 1 << 20
+SCRIPT = "base_ms=0.5&row_ms=0.02"
 TOY = DecoderShape.dense(12, 8, 1, 1, 8, 8, 272)
 ms = st.floats(0.001, 1000.0)
 counts = st.integers(2, 6)
@@ -61,7 +62,7 @@ def test_ranges_are_apart_and_no_more_than_there_is_room_for(layers: int, held: 
 def write_config(directory: Path, layers: int, more: str = "") -> Path:
     path = directory / "cluster.yaml"
     path.write_text(
-        f"model: {{source: 'simulated:toy?base_ms=0.5&row_ms=0.02&layers={layers}', adapter: simulated, device: auto}}\n"
+        f"model: {{source: 'simulated:toy?{SCRIPT}&layers={layers}', adapter: simulated, device: auto}}\n"
         f"drafts: []\nlimits: {{kv_cache: 16 MiB, max_running: 4}}\nstore: {{directory: '{directory}/store'}}\n{more}"
     )
     return path

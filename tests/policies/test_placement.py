@@ -26,6 +26,7 @@ from policies.planning.plan import (
     Objective,
     Plan,
     PlanGoal,
+    Role,
     Workload,
     diff,
 )
@@ -325,6 +326,31 @@ def test_what_cannot_be_done_is_refused_with_the_way_out() -> None:
             plan_placement(cluster, replace(wish, constraints=limits))
     with pytest.raises(NoPlan, match="no device has an option"):
         plan_placement(replace(cluster, options=()), wish)
+
+
+@SHARDS
+@given(clusters(memory_mib=(100, 900)), loads(), shardings)
+def test_what_was_measured_on_few_layers_is_never_placed_whole(
+    cluster: Inventory, load: Workload, sharding: str
+) -> None:
+    limits = Constraints(sharding=sharding)  # type: ignore[arg-type]
+    of_few = tuple(replace(one, source="few layers") if one.role is Role.TARGET else one for one in cluster.options)
+    plan = plan_or_none(replace(cluster, options=of_few), PlanGoal(load, limits))
+    assert plan_or_none(replace(cluster, options=of_few), PlanGoal(load, replace(limits, sharding="never"))) is None
+    if plan is None:
+        return
+    (replica,) = plan.replicas
+    assert len(replica.shards) > 1
+    instead = plan.standby.shards if plan.standby is not None else ()
+    assert all(shard.end_layer - shard.first_layer < TARGET.layers for shard in (*replica.shards, *instead))
+    said = "\n".join(plan.reasons)
+    assert f"{TARGET.name} fits whole on no device: " in said
+    for shard in replica.shards:
+        runs, _, most = said.partition(f"{shard.device} runs ")[2].partition(" layers of the ")
+        assert int(runs) == shard.end_layer - shard.first_layer <= int(most.split()[0])
+    for line in (line for line in plan.reasons if line.startswith("in ") and "do not hold" not in line):
+        theirs, ours = (float(part.split()[0]) for part in (line.split(": ")[1], line.split(": ")[2]))
+        assert theirs <= ours * 1.02, "small clusters are 2.1 % from the best at most (ADR 0025)"
 
 
 def test_draft_models_have_their_layers_in_one_place() -> None:

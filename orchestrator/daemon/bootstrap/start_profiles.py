@@ -142,8 +142,11 @@ class _StartMeasuring:
         return predicted_s > _SURELY_TOO_LONG * self._left_s and self._can_serve()
 
     def _can_serve(self) -> bool:
-        """Return whether a target is known, so that requests can be answered."""
-        return any(work.job.role == "target" and work.can_plan(self._store) for work in self._wanted)
+        """Return whether a target is known, so that requests can be answered. Of few layers that is so with a second
+        device."""
+        targets = [work for work in self._wanted if work.job.role == "target" and work.can_plan(self._store)]
+        profiles = [work.find_model_profile(self._store) for work in targets]
+        return len(profiles) > 1 or any(profile is not None and not profile.few_layers for profile in profiles)
 
     async def _wait_end(self) -> None:
         with suppress(TimeoutError):
