@@ -7,7 +7,8 @@ of its own (`adapters.stage`): while one runs a forward, those before it can run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,17 +26,21 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.stage import Stage
-from device_profiles.units import ceil_div
+from device_profiles.units import MS_PER_S, ceil_div
+
+OnForward = Callable[[Sequence[Segment], Sequence[float], float], None]
+"""Called with a batch, what each range took of it by its runtime, and what all of it took, in ms."""
 
 
 class PipelineModel:
     """See the module and `adapters.contract.LoadedModel` and `StagedModel`. One thread calls it."""
 
-    def __init__(self, shards: Sequence[CountedShard], *, gaps: bool = False) -> None:
-        """`shards` are in the order of their layers. `gaps`: layers may be missing between them, as where only costs
-        count. Raises Unsupported where they are not all layers of one model."""
+    def __init__(self, shards: Sequence[CountedShard], watch: OnForward | None = None) -> None:
+        """`shards` are in the order of their layers. `watch` hears of every forward. Layers may be missing then, as
+        costs alone count. Raises Unsupported where they are not all layers of one model."""
         self.shards = tuple(shards)
-        _check_shards(self.shards, gaps=gaps)
+        self._watch = watch
+        _check_shards(self.shards, gaps=watch is not None)
         self.spec = replace(shards[0].spec, bytes_per_token=sum(shard.spec.bytes_per_token for shard in shards))
         self.capabilities = _join_capabilities([shard.capabilities for shard in shards])
         self._stages = [Stage(shard) for shard in shards]
@@ -45,7 +50,11 @@ class PipelineModel:
         return len(self._stages)
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        return self.start_forward(batch).result()
+        began_s = time.perf_counter()
+        result = self.start_forward(batch).result()
+        if self._watch is not None:
+            self._watch(batch, result.stage_ms, MS_PER_S * (time.perf_counter() - began_s))
+        return result
 
     def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
         for stage in self._stages:

@@ -106,30 +106,30 @@ def test_few_layers_cost_what_all_cost_and_are_never_taken_for_them(tmp_path, mo
     assert short.is_known(store), "where there is no room for all, nothing is missing"
     assert work.find_model_profile(store) is None, "where there is, the whole is still to be measured"
     store.save(replace(few, formats=few.formats.removesuffix(" few_layers"), few_layers=0, layer_parts={}))
-    found = short.find_model_profile(store)
-    assert found is not None
-    assert not found.few_layers, "what the whole was seen to take goes before"
+    newest = short.find_model_profile(store)
+    assert newest is not None
+    assert not newest.few_layers, "what the whole was seen to take goes before"
     (kind,) = load_measured_hardware(store)
     (option,) = kind.options(PlannedModel("simulated-toy", TOY, digest=work.digest), [], Exactness.BIT, 0)
     assert option.runs_whole
 
 
 @pytest.mark.parametrize(
-    ("layers", "more", "said"),
+    ("layers", "more", "reason"),
     [
         (3, "", "it has 3 layers, too few to measure some of them"),
         (12, "placement: {sharding: never}", ""),
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_the_sum_or_measured_whole(
-    tmp_path, monkeypatch, layers, more, said
+    tmp_path, monkeypatch, layers, more, reason
 ) -> None:
     work, store = find_work(tmp_path, layers, monkeypatch, more)
-    if not said:
+    if not reason:
         assert not work.job.may_cut
         return
     failed = measure(work, store, room_bytes=MIB)[-1]
     assert isinstance(failed, Failed)
-    assert said in failed.message
+    assert reason in failed.message
     assert "takes 4.0 MiB, and 1.0 MiB may be filled" in failed.message
     assert not store.models()

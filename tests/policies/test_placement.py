@@ -334,7 +334,9 @@ def test_what_was_measured_on_few_layers_is_never_placed_whole(
     cluster: Inventory, load: Workload, sharding: str
 ) -> None:
     limits = Constraints(sharding=sharding)  # type: ignore[arg-type]
-    of_few = tuple(replace(one, source="few layers") if one.role is Role.TARGET else one for one in cluster.options)
+    of_few = tuple(
+        replace(option, source="few layers") if option.role is Role.TARGET else option for option in cluster.options
+    )
     plan = plan_or_none(replace(cluster, options=of_few), PlanGoal(load, limits))
     assert plan_or_none(replace(cluster, options=of_few), PlanGoal(load, replace(limits, sharding="never"))) is None
     if plan is None:
@@ -343,10 +345,10 @@ def test_what_was_measured_on_few_layers_is_never_placed_whole(
     assert len(replica.shards) > 1
     instead = plan.standby.shards if plan.standby is not None else ()
     assert all(shard.end_layer - shard.first_layer < TARGET.layers for shard in (*replica.shards, *instead))
-    said = "\n".join(plan.reasons)
-    assert f"{TARGET.name} fits whole on no device: " in said
+    reasons = "\n".join(plan.reasons)
+    assert f"{TARGET.name} fits whole on no device: " in reasons
     for shard in replica.shards:
-        runs, _, most = said.partition(f"{shard.device} runs ")[2].partition(" layers of the ")
+        runs, _, most = reasons.partition(f"{shard.device} runs ")[2].partition(" layers of the ")
         assert int(runs) == shard.end_layer - shard.first_layer <= int(most.split()[0])
     for line in (line for line in plan.reasons if line.startswith("in ") and "do not hold" not in line):
         theirs, ours = (float(part.split()[0]) for part in (line.split(": ")[1], line.split(": ")[2]))

@@ -258,7 +258,7 @@ def predict_needed_bytes(work: Work, store: ProfileStore) -> int:
     raises."""
     known, model = work.find_model_profile(store), work.job.model
     if known is not None:
-        return max(known.planned_bytes, known.peak_bytes)
+        return known.peak_bytes if known.few_layers else max(known.planned_bytes, known.peak_bytes)
     if model.source.startswith(SIMULATED_PREFIX):
         return _PROCESS_BYTES
     files = resolve(model.source, Path(model.base)).content

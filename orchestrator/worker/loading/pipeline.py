@@ -20,7 +20,7 @@ from adapters.contract import (
     ShardingAdapter,
     Unsupported,
 )
-from adapters.pipeline import PipelineModel
+from adapters.pipeline import OnForward, PipelineModel
 from orchestrator.worker.shards.remote import RemoteShard
 
 
@@ -69,10 +69,12 @@ class PlacedLayers:
 
 
 class PipelineLoader:
-    """Loads a model over several devices; see ModelLoader. `parts` are in the order of layers."""
+    """Loads a model over several devices; see ModelLoader. `parts` are in the order of layers. `watch`: see
+    PipelineModel."""
 
-    def __init__(self, parts: Sequence[PlacedLayers]) -> None:
+    def __init__(self, parts: Sequence[PlacedLayers], watch: OnForward | None = None) -> None:
         self.parts = tuple(parts)
+        self._watch = watch
         self.name = "+".join(dict.fromkeys(part.adapter.name for part in parts))
         self.shards = tuple(map(str, parts))
         self.device = "+".join(part.device for part in parts)
@@ -100,7 +102,7 @@ class PipelineLoader:
                 shard = self._load_part(part, options)
                 until_loaded.callback(shard.close)
                 shards.append(shard)
-            model = PipelineModel(shards)
+            model = PipelineModel(shards, self._watch)
             until_loaded.pop_all()
         return model
 

@@ -11,9 +11,7 @@ one, B ms in `m` middle layers, C ms in the last, and D ms outside of all three:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,29 +20,27 @@ from statistics import median
 import psutil
 
 from adapters.contract import (
+    Capabilities,
     Exactness,
-    ForwardResult,
     LayerRange,
-    LoadedShard,
+    LoadedModel,
     LoadOptions,
     ModelRefused,
-    NumericalClass,
     Progress,
     Segment,
     ShardingAdapter,
 )
 from adapters.model_source import check_model
-from adapters.pipeline import PipelineModel
 from device_profiles.curve_fit import StepSample
 from device_profiles.device_names import is_processor
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
-from device_profiles.units import MS_PER_S, human_bytes
+from device_profiles.units import human_bytes
 from orchestrator.machine.devices import class_mark_of, effective_device, find_device, join_marks, threads_on
 from orchestrator.protocol.load_options import ModelOptions
 from orchestrator.worker.loading.memory import predict_memory
 from orchestrator.worker.loading.numerical_classes import ClassQuestion, load_in_class
-from orchestrator.worker.loading.pipeline import LayerRuntime, check_whole_runtime
+from orchestrator.worker.loading.pipeline import PipelineLoader, PlacedLayers, check_whole_runtime
 from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part
 from orchestrator.worker.measuring.steps import Steps, fit_forwards
 from policies.models.kv_shares import SHARES
@@ -94,7 +90,11 @@ class FewLayers:
         """How many layers are loaded."""
         return sum(part.end - part.first for part in self.ranges)
 
-    def describe(self, room_bytes: int) -> str:
+    @property
+    def middle_layers(self) -> int:
+        return self.ranges[1].end - self.ranges[1].first
+
+    def explain(self, room_bytes: int) -> str:
         return (
             f"all {self.layers} layers take {human_bytes(self.memory.whole)}, and {human_bytes(room_bytes)} may be "
             f"filled: {self.count} of them are measured"
@@ -155,53 +155,41 @@ class RangeTimes:
         return max(layers * layer + max(0.0, last - layer), first + middle + last)
 
 
-class FewLayersModel(PipelineModel):
-    """Some layers of a model as if they were one. Notes what each range took of every forward."""
+class StageTimes:
+    """What each range took of every forward, and what lay outside of all; in the order of forwards, by their shapes."""
 
-    def __init__(self, shards: Sequence[LoadedShard]) -> None:
-        super().__init__(shards, gaps=True)
-        self.middle_layers = shards[1].layers.end - shards[1].layers.first
-        self.taken: dict[_Shape, list[tuple[float, ...]]] = {}
+    def __init__(self) -> None:
+        self._taken: dict[_Shape, list[tuple[float, ...]]] = {}
 
-    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        began_s = time.perf_counter()
-        result = super().forward(batch)
-        outside_ms = MS_PER_S * (time.perf_counter() - began_s) - result.device_ms
+    def note(self, batch: Sequence[Segment], stage_ms: Sequence[float], all_ms: float) -> None:
+        """See adapters.pipeline.OnForward."""
         shape = tuple(len(segment.tokens) for segment in batch), tuple(segment.start for segment in batch)
-        self.taken.setdefault(shape, []).append((*result.stage_ms, max(0.0, outside_ms)))
-        return result
+        self._taken.setdefault(shape, []).append((*stage_ms, max(0.0, all_ms - sum(stage_ms))))
+
+    def clear(self) -> None:
+        self._taken.clear()
+
+    def match(self, samples: Sequence[StepSample]) -> list[tuple[StepSample, RangeTimes]]:
+        """Return each sample with what such a forward took: lower quartiles, as what disturbs only slows."""
+        pairs = []
+        for sample in samples:
+            seen = self._taken.get((sample.rows, sample.contexts), [])
+            if seen:
+                quartiles = (sorted(some)[(len(some) - 1) // 4] for some in zip(*seen, strict=True))
+                pairs.append((sample, RangeTimes(*quartiles)))
+        return pairs
 
 
-class _FewLayersLoader:
-    """Implements adapters.contract.ModelLoader. Each range has its part of the KV cache."""
-
-    def __init__(self, adapter: LayerRuntime, few: FewLayers) -> None:
-        self._adapter, self._few = adapter, few
-        self.name = adapter.name
-
-    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        return self._adapter.classes(options)
-
-    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> FewLayersModel:
-        adapter = self._adapter
-        assert isinstance(adapter, ShardingAdapter)  # noqa: S101  # find_few_layers refuses others
-        with ExitStack() as until_loaded:
-            shards: list[LoadedShard] = []
-            for part in self._few.ranges:
-                share = (part.end - part.first) / self._few.layers
-                mine = replace(options, kv_cache_bytes=int(options.kv_cache_bytes * share))
-                shards.append(adapter.load_layers(prepared, mine, part, progress))
-                until_loaded.callback(shards[-1].close)
-            model = FewLayersModel(shards)
-            until_loaded.pop_all()
-        return model
-
-
-def load_few_layers(few: FewLayers, model: ModelOptions, progress: Progress) -> tuple[FewLayersModel, MeasuredClasses]:
-    """Load these layers, in the numerical class that is found for them. Raises what adapters raise."""
+def load_few_layers(
+    few: FewLayers, model: ModelOptions, times: StageTimes, progress: Progress
+) -> tuple[LoadedModel, MeasuredClasses]:
+    """Load these layers as if they were a model, in the numerical class that is found for them. `times` hears of its
+    forwards. Raises what adapters raise."""
     ready, device = few.ready, find_device(model.adapter, model.device)
+    adapter = check_whole_runtime(ready.adapter)
+    parts = [PlacedLayers(adapter, few.options.device, model.threads, part, ready.prepared) for part in few.ranges]
     question = ClassQuestion(
-        adapter=_FewLayersLoader(check_whole_runtime(ready.adapter), few),
+        adapter=PipelineLoader(parts, times.note),
         prepared=ready.prepared,
         options=few.options,
         fingerprint=join_marks([class_mark_of(device), *map(str, few.ranges)]),
@@ -213,33 +201,22 @@ def load_few_layers(few: FewLayers, model: ModelOptions, progress: Progress) -> 
         store=Path(model.store),
         isolated=False,
     )
-    loaded, classes = load_in_class(question, progress)
-    assert isinstance(loaded, FewLayersModel)  # noqa: S101  # the loader loads nothing else
-    return loaded, classes
+    loaded = load_in_class(question, progress)
+    times.clear()  # of what was tried
+    return loaded
 
 
-def scale_steps(model: FewLayersModel, steps: Steps, layers: int) -> tuple[Steps, float]:
-    """Return what forwards of all `layers` cost, and what each range takes of one beside its layers, in ms. `steps`:
-    as they were measured of `model`."""
-    count, decode = model.middle_layers, _find_times(model, steps.decode_samples)
-    start_ms = max(0.0, median(times.find_start_ms(count) for _, times in decode))
-    call_ms = start_ms + median(times.outside for _, times in decode) / len(model.shards)
+def scale_steps(few: FewLayers, times: StageTimes, steps: Steps, caps: Capabilities) -> tuple[Steps, float]:
+    """Return what forwards of all layers cost, and what each range takes of one beside its layers, in ms. `steps`: as
+    they were measured of the few."""
+    count, decode = few.middle_layers, times.match(steps.decode_samples)
+    start_ms = max(0.0, median(taken.find_start_ms(count) for _, taken in decode))
+    call_ms = start_ms + median(taken.outside for _, taken in decode) / len(few.ranges)
     whole_decode, whole_prefill = (
-        [replace(sample, ms=times.scale_ms(start_ms, count, layers)) for sample, times in some]
-        for some in (decode, _find_times(model, steps.prefill_samples))
+        [replace(sample, ms=taken.scale_ms(start_ms, count, few.layers)) for sample, taken in some]
+        for some in (decode, times.match(steps.prefill_samples))
     )
-    return fit_forwards(whole_decode, whole_prefill, model.capabilities), call_ms
-
-
-def _find_times(model: FewLayersModel, samples: Sequence[StepSample]) -> list[tuple[StepSample, RangeTimes]]:
-    """Return each sample with what such a forward took: lower quartiles, as what disturbs only slows."""
-    found = []
-    for sample in samples:
-        seen = model.taken.get((sample.rows, sample.contexts), [])
-        if seen:
-            quartiles = (sorted(some)[(len(some) - 1) // 4] for some in zip(*seen, strict=True))
-            found.append((sample, RangeTimes(*quartiles)))
-    return found
+    return fit_forwards(whole_decode, whole_prefill, caps), call_ms
 
 
 def _build_load_options(model: ModelOptions, ready: PreparedModel, slots: int) -> LoadOptions:
@@ -283,10 +260,10 @@ def _predict_layers(
 def _compare_plans(plans: Sequence[MemoryPlan], least_kv: int) -> LayerMemory:
     """Return what differs between the plans of all layers, of one and of two in the middle, of the first and the last
     one."""
-    whole, one, two, first, last = plans
-    layer = two.weights - one.weights
-    ends = max(first.weights, last.weights) - one.weights
-    workspace = max(first.workspace, one.workspace, last.workspace)
+    whole, single, double, first, last = plans
+    layer = double.weights - single.weights
+    ends = max(first.weights, last.weights) - single.weights
+    workspace = max(first.workspace, single.workspace, last.workspace)
     return LayerMemory(
-        layer, ends, one.process + one.weights - layer, workspace, whole.total - whole.kv_cache + least_kv
+        layer, ends, single.process + single.weights - layer, workspace, whole.total - whole.kv_cache + least_kv
     )

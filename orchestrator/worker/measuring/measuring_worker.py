@@ -42,7 +42,13 @@ from orchestrator.worker.loading.models import LoadedSource, load_model
 from orchestrator.worker.loading.prepared import SIMULATED_PREFIX
 from orchestrator.worker.loading.statistics import find_statistics
 from orchestrator.worker.measuring.engine import MeasuringEngine, OnProgress
-from orchestrator.worker.measuring.few_layers import FewLayers, find_few_layers, load_few_layers, scale_steps
+from orchestrator.worker.measuring.few_layers import (
+    FewLayers,
+    StageTimes,
+    find_few_layers,
+    load_few_layers,
+    scale_steps,
+)
 from orchestrator.worker.measuring.live_loop import LiveLoopResult, measure_policy_yield, prompts_of, talk
 from orchestrator.worker.measuring.pairs import compare_choices, replay_drafter
 from orchestrator.worker.measuring.steps import Steps, measure_steps
@@ -165,7 +171,7 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Finding]:
         room_bytes = job.room_bytes or read_device_memory(device).free_bytes
         few = find_few_layers(job.model, SLOTS, _count_logits_rows(job.model), room_bytes, tell)
         if few is not None:
-            tell(few.describe(room_bytes), -1.0)
+            tell(few.explain(room_bytes), -1.0)
             yield _measure_few_layers(bench, few)
             return
     with ExitStack() as stack:
@@ -214,13 +220,14 @@ def _count_logits_rows(model: ModelOptions) -> int:
 def _measure_few_layers(bench: _Bench, few: FewLayers) -> MeasuredModel:
     """Return the profile of a model by some of its layers. What a round takes beside its forward is not known."""
     options, began_s = bench.job.model, time.perf_counter()
-    model, classes = load_few_layers(few, options, bench.progress)
+    times = StageTimes()
+    model, classes = load_few_layers(few, options, times, bench.progress)
     load_s = time.perf_counter() - began_s
     try:
         bench.others.begin()
         measured = measure_steps(model, bench.clock, bench.progress, budget_s=bench.job.steps_s)
-        steps, call_ms = scale_steps(model, measured, few.layers)
         caps, memory = model.capabilities, few.memory
+        steps, call_ms = scale_steps(few, times, measured, caps)
         return MeasuredModel(
             fingerprint=bench.mark,
             adapter=bench.device.adapter,

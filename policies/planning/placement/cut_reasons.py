@@ -76,5 +76,5 @@ def _describe_share(placed: PlacedShard, cut: ScoredCandidate, ground: SearchSpa
 def _describe_count(count: int, other: ScoredCandidate | None, cut: ScoredCandidate, ground: SearchSpace) -> str:
     aim = (ground.wanted.objective, ground.wanted.currency)
     mine = describe_merit(aim[0], cut.merit[0], aim[1])
-    said = "they do not hold it" if other is None else f"{describe_merit(aim[0], other.merit[0], aim[1])} predicted"
-    return f"in {count} shards: {said}, in {len(cut.candidate.target)}: {mine}"
+    theirs = "they do not hold it" if other is None else f"{describe_merit(aim[0], other.merit[0], aim[1])} predicted"
+    return f"in {count} shards: {theirs}, in {len(cut.candidate.target)}: {mine}"
