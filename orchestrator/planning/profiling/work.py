@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -23,7 +23,7 @@ from adapters.names import CONVERTING_ADAPTERS, LLAMA_CPP, OWN_ADAPTERS, SHARDIN
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.device_names import is_processor, is_same_device
-from device_profiles.measured import MeasuredDevice, MeasuredModel
+from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile, find_listed_device
 from device_profiles.store import ProfileStore
 from device_profiles.units import GIB
@@ -274,11 +274,15 @@ def _list_cut_runtimes(config: ClusterConfig, model: ModelOptions) -> tuple[str,
     """Return the runtimes whose layers a plan may spread over devices of this machine, or over hosts."""
     if config.placement.sharding == "never" or model.tensor_parallel > 1:
         return ()
-    able = SHARDING_ADAPTERS if config.model.adapter == AUTO else (config.model.adapter,)
+    own = CONVERTING_ADAPTERS if not model.source.startswith(SIMULATED_PREFIX) else ("simulated",)
+    able = tuple(name for name in own if config.model.adapter in (AUTO, name))
     if config.cluster.address:
         return able
-    here = {hardware(device) for device in _on_devices(model, ()) if device.adapter in able}
-    return able if len(here) > 1 and config.model.device == AUTO else ()
+    here: set[Hardware] = set()
+    for name in able if config.model.device == AUTO else ():
+        with suppress(AdapterUnavailable):
+            here |= {hardware(device) for device in registry.list_devices(name)}
+    return able if len(here) > 1 else ()
 
 
 def _work(job: ProfileJob, device: DeviceProfile) -> Work:
