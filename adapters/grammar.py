@@ -2,7 +2,7 @@
 
 The library is imported when the first grammar is asked for. JSON is written as Python's json.dumps writes it (", " and
 ": ", no other whitespace). Models know that style, and it cannot go on for ever. Between two values it leaves one
-continuation, which costs no choice.
+continuation, which costs no choice. An answer that another engine began goes on in that engine's layout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import GrammarFailed, GrammarTooComplex
-from adapters.grammar_check import compile_text
+from adapters.grammar_check import LAYOUTS, OURS, compile_text
 from adapters.tokenizer import Tokenizer
 
 # Compiled grammars. ADR 0010: one takes a millisecond as a rule, so this only bounds memory.
@@ -44,20 +44,38 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
         self._library: Any = None
-        self._compiled: dict[tuple[str, str], Any] = {}
+        self._blanks: frozenset[int] = frozenset()
+        self._compiled: dict[tuple[str, str, str], Any] = {}
         self._keeping = threading.Lock()
         self._loading = threading.Lock()
 
-    def prepare(self, grammar: GrammarText) -> None:
+    def prepare(self, grammar: GrammarText, begun: Sequence[int] = ()) -> None:
         """Compile a grammar ahead of its `start`, in any thread. Raises GrammarFailed."""
-        self._matcher(grammar)
+        self._find_matcher(grammar, begun)
 
-    def start(self, grammar: GrammarText) -> GrammarProgress:
-        """Return a grammar at its beginning. Raises GrammarFailed."""
-        return GrammarProgress(self._matcher(grammar).deep_copy(), self._vocabulary_size)
+    def start(self, grammar: GrammarText, begun: Sequence[int] = ()) -> GrammarProgress:
+        """Return a grammar at its beginning, in the first layout that takes what was `begun`. Raises GrammarFailed."""
+        matcher = self._find_matcher(grammar, begun).deep_copy()
+        return GrammarProgress(matcher, self._vocabulary_size, self._blanks)
 
-    def _matcher(self, grammar: GrammarText) -> Any:
-        key = (grammar.kind, grammar.text)
+    def _find_matcher(self, grammar: GrammarText, begun: Sequence[int]) -> Any:
+        own = self._matcher(grammar, OURS)
+        if not begun or grammar.kind != "json_schema":
+            return own
+        every = (own if layout == OURS else self._matcher(grammar, layout) for layout in LAYOUTS)
+        return next((matcher for matcher in every if self._takes(matcher, begun)), own)
+
+    def _takes(self, matcher: Any, tokens: Sequence[int]) -> bool:
+        """Return whether tokens may begin an answer. White space behind its end may be among them."""
+        fits = matcher.validate_tokens(list(tokens))
+        if fits == len(tokens) or not self._blanks.issuperset(tokens[fits:]):
+            return bool(fits == len(tokens))
+        behind = matcher.deep_copy()
+        behind.consume_tokens(list(tokens[:fits]))
+        return bool(behind.is_stopped())
+
+    def _matcher(self, grammar: GrammarText, layout: str) -> Any:
+        key = (grammar.kind, grammar.text, layout)
         compiled = self._compiled.get(key)
         if compiled is None:
             try:
@@ -72,14 +90,16 @@ class GrammarCompiler:
             raise GrammarFailed(str(compiled))
         return compiled
 
-    def _compile(self, kind: str, text: str) -> Any:
+    def _compile(self, kind: str, text: str, layout: str) -> Any:
         import llguidance
 
         with self._loading:
             if self._library is None:
-                self._library = _library_tokenizer(self._tokenizer(), self._vocabulary_size)
+                tokenizer = self._tokenizer()
+                self._library = _library_tokenizer(tokenizer, self._vocabulary_size)
+                self._blanks = _find_blanks(tokenizer)
         try:
-            matcher = llguidance.LLMatcher(self._library, compile_text(kind, text), log_level=0)
+            matcher = llguidance.LLMatcher(self._library, compile_text(kind, text, layout), log_level=0)
         except ValueError as error:
             raise GrammarFailed(" ".join(str(error).split())) from error
         if matcher.is_error():
@@ -88,11 +108,13 @@ class GrammarCompiler:
 
 
 class GrammarProgress:
-    """One answer's place in a grammar: implements orchestrator.worker.engine.grammar.GrammarState."""
+    """One answer's place in a grammar: implements orchestrator.worker.engine.grammar.GrammarState. `blanks`: tokens of
+    white space, which other engines write behind its end, too."""
 
-    def __init__(self, matcher: Any, vocabulary_size: int) -> None:
+    def __init__(self, matcher: Any, vocabulary_size: int, blanks: frozenset[int]) -> None:
         self._matcher = matcher
         self._vocabulary_size = vocabulary_size
+        self._blanks = blanks
 
     @property
     def ended(self) -> bool:
@@ -109,6 +131,8 @@ class GrammarProgress:
 
     def advance(self, token: int) -> None:
         """Go on over a token. Raises GrammarFailed."""
+        if token in self._blanks and self.ended:
+            return
         if not self._matcher.consume_token(token):
             raise self._build_error()
 
@@ -129,6 +153,11 @@ class GrammarProgress:
         words, _, _ = self._matcher.get_error().partition("<state>")
         # The library's reason for the stop is "InternalError" here, so its words must do.
         return (GrammarTooComplex if _LIMIT.search(words) else GrammarFailed)(" ".join(words.split()))
+
+
+def _find_blanks(tokenizer: Tokenizer) -> frozenset[int]:
+    pieces = ((index, tokenizer.token_bytes(index)) for index in range(tokenizer.vocabulary_size))
+    return frozenset(index for index, piece in pieces if piece and not piece.strip()) - tokenizer.control_ids
 
 
 def _library_tokenizer(tokenizer: Tokenizer, vocabulary_size: int) -> Any:

@@ -17,6 +17,10 @@ _OF_SCHEMA = re.compile(r"at (?P<line>\d+)\(\d+\): failed to compile JSON schema
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
 _RULE = re.compile(r"\w+: ")
 KINDS: Final = ("json_schema", "regex", "lark")
+OURS, SPACED, REQUIRED_FIRST = "ours", "spaced", "required first"
+LAYOUTS: Final = (OURS, SPACED, REQUIRED_FIRST)
+"""How JSON is written: as json.dumps does; with any white space, as vLLM and SGLang; the same, and keys that have to be
+there before all others, as llama-server."""
 _MOST_WORDS: Final = 1000  # characters: the library may tell the whole grammar again
 _EMBEDDED: Final = re.compile(r"^(\w+): %json ", re.MULTILINE)
 
@@ -48,22 +52,35 @@ def warm_up() -> None:
     find_grammar_problem("json_schema", '{"type": "string"}')
 
 
-def compile_text(kind: str, text: str) -> str:
-    """Return a grammar in the library's own form. Raises ValueError."""
+def compile_text(kind: str, text: str, layout: str = OURS) -> str:
+    """Return a grammar in the library's own form. `layout`: of JSON, one of LAYOUTS. Raises ValueError."""
     import llguidance
 
     if kind == "json_schema":
-        style: llguidance._lib.JsonCompileOptions = {
-            "whitespace_flexible": False,
-            "item_separator": ", ",
-            "key_separator": ": ",
-        }
+        style: llguidance._lib.JsonCompileOptions = {"whitespace_flexible": True}
+        if layout == OURS:
+            style = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        elif layout == REQUIRED_FIRST:
+            text = json.dumps(_put_required_first(json.loads(text)))
         return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=style))
     if kind == "regex":
         return str(llguidance.LLMatcher.grammar_from_regex(text))
     if kind == "lark":
         return str(llguidance.LLMatcher.grammar_from_lark(text))
     raise ValueError(f"a grammar is one of {', '.join(KINDS)}, not {kind!r}")
+
+
+def _put_required_first(schema: Any) -> Any:
+    """Return a schema whose objects name those properties first that have to be there."""
+    if isinstance(schema, list):
+        return [_put_required_first(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {key: _put_required_first(part) for key, part in schema.items()}
+    properties, required = parts.get("properties"), parts.get("required")
+    if isinstance(properties, dict) and isinstance(required, list):
+        parts["properties"] = dict(sorted(properties.items(), key=lambda item: item[0] not in required))
+    return parts
 
 
 def _find_compile_problem(kind: str, text: str) -> str:

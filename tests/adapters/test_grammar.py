@@ -57,6 +57,27 @@ def test_json_has_one_layout():
     assert bytes(state.find_forced_tokens(())) == json.dumps({"a": 1, "b": [1, 2]}).encode()
 
 
+@pytest.mark.parametrize(
+    "begun",
+    ['{\n  "place" : ', '{"place":"sea","count":', '{"place": "sea", "more": {"b":1}}\n\n ', '{"count": 1, "place": "s'],
+    ids=["spaces", "required first", "blank behind its end", "ours"],
+)
+def test_json_that_another_engine_began_goes_on(begun):
+    parts = {"count": {"type": "integer"}, "place": {"enum": ["sea"]}}
+    more = {"type": "object", "properties": {"a": {}, "b": {"type": "integer"}}, "required": ["b"]}
+    schema = {"type": "object", "properties": {**parts, "more": more}, "required": ["place"]}
+    state = compiler().start(Text("json_schema", json.dumps(schema)), tokens := list(begun.encode()))
+    for token in tokens:
+        state.advance(token)
+    written = bytearray(tokens)
+    while not state.ended:
+        allowed = np.flatnonzero(state.mask())
+        token = next((token for token in b'}"sea1: ' if token in allowed), allowed[0])
+        state.advance(token)
+        written.append(token)
+    assert json.loads(bytes(written))["place"] == "sea"
+
+
 def test_answers_of_one_grammar_do_not_share_a_place_and_threads_may_prepare():
     grammars = compiler()
     grammar = Text("regex", "ab+")

@@ -35,7 +35,7 @@ class RowConstraints:
         Raises GrammarFailed.
         """
         penalties = Penalties.of(submit.sampling, submit.prompt)
-        grammar = None if submit.grammar is None else grammars.start(submit.grammar)
+        grammar = None if submit.grammar is None else grammars.start(submit.grammar, submit.committed)
         if penalties is None and grammar is None and not (submit.min_tokens and submit.stop_tokens):
             return None
         rules = cls(submit, penalties, grammar)

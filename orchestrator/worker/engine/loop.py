@@ -161,7 +161,7 @@ class DecodeLoop:
         """Do ahead of `submit` what takes time; from any thread."""
         if request.grammar is not None:
             with suppress(GrammarFailed):  # `submit` says why
-                self._grammars.prepare(request.grammar)
+                self._grammars.prepare(request.grammar, request.committed)
 
     def submit(
         self, request: Submit, arrived_s: float | None = None, pages: StartPages | None = None
