@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,12 +22,13 @@ import msgspec
 import psutil
 
 from adapters.errors import AdapterError
+from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.machine.process_memory import peak_rss_bytes, sum_family_bytes
 from orchestrator.protocol.commands import Cancel, Command, Grammar, MoveOut, Retune, Stop, Submit
 from orchestrator.protocol.contract import Step
 from orchestrator.protocol.draft_messages import AttachDraft, ChooseDrafters, DraftLink
-from orchestrator.protocol.events import Event, Retuned
+from orchestrator.protocol.events import Event, Retuned, StillWorking
 from orchestrator.protocol.failures import describe_failure, describe_loading_failure
 from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Gauges, Refused
@@ -37,6 +39,7 @@ from orchestrator.worker.engine.kv_transfer.intake import KvIntake
 from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.engine.variants import SpeculationVariants
+from policies.serving.failover.watchdog import Pulse
 
 # A grammar that is compiled within some milliseconds is small. Not tuned.
 LARGE_BYTES = 8 * 1024
@@ -46,6 +49,8 @@ STACK_BYTES = 8 * 1024 * 1024
 COMPILE_TIMEOUT_S = 10.0
 # ADR 0046: as often as pulses; low acceptance is heard of so (ADR 0035). Not tuned.
 _GAUGES_EVERY_S = 0.25
+# For a word to have left the process. Not tuned: its thread has but to be woken.
+_TOLD_WITHIN_S = 0.05
 _WARM_UP_AFTER_S = 2.0
 """Without a request. A vocabulary of 150,000 tokens takes a second, which a first answer, or one that goes on after a
 loss, is not to wait for."""
@@ -216,9 +221,10 @@ class WorkerEngine:
         self._queue(command, arrived_s)
 
     def _queue(self, command: Command, arrived_s: float) -> None:
-        """Queue a command; one whose grammar is to be compiled goes by that way."""
-        lanes = self._lanes
-        if lanes is not None and isinstance(command, Submit) and command.grammar is not None:
+        """Queue a command; one whose grammar is to be compiled goes by that way. The first of these waits for what all
+        need, which is loaded between two rounds."""
+        lanes, warm = self._lanes, self._warm_up_in_s is None
+        if lanes is not None and warm and isinstance(command, Submit) and command.grammar is not None:
             lanes.add(command, arrived_s)
         else:
             self._commands.put((command, arrived_s))
@@ -301,7 +307,7 @@ class WorkerEngine:
             except queue.Empty:
                 if not wait:
                     return True
-                self._warm_up_grammars()
+                self._warm_up_grammars(emit)
                 continue
             wait = False
             if isinstance(command, Stop):
@@ -312,19 +318,28 @@ class WorkerEngine:
                 emit(_finish_retune(command))
                 emit(self._gauges(loaded))
             elif isinstance(command, Cancel | MoveOut):
+                if self._lanes is not None:  # it may have gone there since
+                    self._lanes.cancel(command.request_id)
                 _let_go(departures, command, emit)
                 if loop.idle:
                     emit(self._gauges(loaded))
             elif isinstance(command, Retune):
                 self._begin_retune(loaded, command, emit)
+            elif self._warm_up_in_s is not None and isinstance(command, Submit) and command.grammar is not None:
+                self._warm_up_grammars(emit)
+                self._queue(command, arrived_s)
             else:
                 self._carry_out(loaded, command, arrived_s, emit)
 
-    def _warm_up_grammars(self) -> None:
-        """Load what grammars need: no stream waits for it, and the first grammar seldom does."""
-        self._step, self._warm_up_in_s = Step("load", -1.0), None
+    def _warm_up_grammars(self, emit: Emit) -> None:
+        """Load what grammars need. Mostly no stream waits for it, nor does the first grammar. Where some do, it is said
+        before: no thread of this process says anything while it lasts, and control would take that for a hang."""
+        step, self._step, self._warm_up_in_s = self._step, Step("load", -1.0), None
         if self._lanes is not None:
+            emit(StillWorking("loading what grammars need", Pulse(COMPILE_TIMEOUT_S * MS_PER_S, 0.0, 0.0, 1)))
+            time.sleep(_TOLD_WITHIN_S)
             self._lanes.warm_up()
+        self._step = step
 
     def _begin_retune(self, loaded: LoadedEngine, command: Retune, emit: Emit) -> None:
         """Prepare other options while decoding goes on; the decoding thread puts them into effect."""
