@@ -98,7 +98,7 @@ def _observe_times(
     rows = now.base_rows + more
     plain_ms = base_ms(state, now)
     even_ms = state.cost.ms(rows, sequences, context) if more else plain_ms
-    slowed = cost_model.is_slowed(times.draft_ms, times.forward_ms)
+    slowed = times.beside or cost_model.is_slowed(times.draft_ms, times.forward_ms)
     expected_ms = even_ms * state.cost.slowdown if slowed else even_ms
     change_ms = max(0.0, shape.change_ms) if state.cost.seen and rows != shape.last else 0.0
     steady_ms = times.forward_ms * expected_ms / (expected_ms + change_ms)
@@ -132,8 +132,8 @@ def _observe_times(
     switch = state.switch
     if not switching.active(switch):
         switch = switching.observe_plain_round(switch, spent_ms)
-    elif not decision.forced and (switch.trial or times.draft_ms > NOTICED * times.forward_ms):
-        switch = switching.observe_speculative_round(switch, gain, spent_ms)
+    elif not decision.forced and (switch.trial or times.beside or times.draft_ms > NOTICED * times.forward_ms):
+        switch = switching.observe_speculative_round(switch, gain, spent_ms, reading=times.reading)
     return state._replace(
         cost=cost,
         requests=requests,

@@ -4,6 +4,9 @@ What counts is the measured gain of a round: the tokens that it made, against th
 time. Speculation goes off when the mean gain of at least LEAST_ROUNDS is below 1 - OFF_MARGIN, and comes back when a
 trial shows 1 + ON_MARGIN. Trials are paid from a share of the time spent without speculation. The loss that a trial may
 make is saved up first, so that looking costs no more than PROBE_SHARE, whatever it costs.
+
+A drafter that reads a text first has no draft until it has. Such rounds say what reading takes and not what drafts
+bring, so they are no rounds of a trial. What they lose is saved up as well.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ _NEWEST = 0.1  # weight of the newest round in the mean gain. Not tuned.
 class SpeculationSwitch(NamedTuple):
     """`gain`: mean gain of the rounds with speculation since it went on; `rounds`: how many. `lost_ms`: how much a
     round with speculation lost at the last, which a trial is expected to lose again. `saved_ms`: saved up for a trial.
-    `trial`: rounds left of one, 0 where there is none."""
+    `trial`: rounds left of one, 0 where there is none. `reading_ms`: what the last one lost to reading."""
 
     on: bool = True
     gain: float = 1.0
@@ -36,6 +39,7 @@ class SpeculationSwitch(NamedTuple):
     lost_ms: float = 0.0
     saved_ms: float = 0.0
     trial: int = 0
+    reading_ms: float = 0.0
 
 
 ON = SpeculationSwitch()
@@ -45,22 +49,28 @@ def active(switch: SpeculationSwitch) -> bool:
     return switch.on or switch.trial > 0
 
 
-def observe_speculative_round(switch: SpeculationSwitch, gain: float, round_ms: float) -> SpeculationSwitch:
-    """Take in a round with speculation: its gain (1: as plain decoding), and how long it took."""
-    lost_ms = update_mean(switch.lost_ms, max(0.0, (1.0 - gain) * round_ms), 0.5)
-    mean, rounds = update_mean(switch.gain, gain, _NEWEST, switch.rounds), switch.rounds + 1
+def observe_speculative_round(
+    switch: SpeculationSwitch, gain: float, round_ms: float, *, reading: bool = False
+) -> SpeculationSwitch:
+    """Take in a round with speculation: its gain (1: as plain decoding), and how long it took. `reading`: there was no
+    draft yet, as a text is being read."""
+    newest_ms = max(0.0, (1.0 - gain) * round_ms)
+    if reading and not switch.on:
+        return switch._replace(reading_ms=switch.reading_ms + newest_ms)
+    lost_ms = update_mean(switch.lost_ms, newest_ms, 0.5)
+    mean, rounds = update_mean(switch.gain, gain, _NEWEST, switch.rounds), switch.rounds + (not reading)
     if switch.on:
         if rounds >= LEAST_ROUNDS and mean < 1.0 - OFF_MARGIN:
             return SpeculationSwitch(False, mean, 0, lost_ms)
         return SpeculationSwitch(True, mean, rounds, lost_ms)
     left = switch.trial - 1
     if left > 0:
-        return SpeculationSwitch(False, mean, rounds, lost_ms, 0.0, left)
-    return SpeculationSwitch(mean >= 1.0 + ON_MARGIN, mean, 0, lost_ms)
+        return SpeculationSwitch(False, mean, rounds, lost_ms, 0.0, left, switch.reading_ms)
+    return SpeculationSwitch(mean >= 1.0 + ON_MARGIN, mean, 0, lost_ms, reading_ms=switch.reading_ms)
 
 
 def observe_plain_round(switch: SpeculationSwitch, round_ms: float) -> SpeculationSwitch:
     saved_ms = switch.saved_ms + PROBE_SHARE * round_ms
-    if saved_ms >= TRIAL_ROUNDS * max(switch.lost_ms, 0.1 * round_ms):
+    if saved_ms >= switch.reading_ms + TRIAL_ROUNDS * max(switch.lost_ms, 0.1 * round_ms):
         return SpeculationSwitch(False, 1.0, 0, switch.lost_ms, 0.0, TRIAL_ROUNDS)
     return switch._replace(saved_ms=saved_ms)

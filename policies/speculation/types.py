@@ -77,10 +77,14 @@ class DraftComparison(NamedTuple):
 
 
 class RoundTimes(NamedTuple):
-    """What a round took: making its drafts, and its forward with all else that goes with its rows."""
+    """What a round took: making its drafts, and its forward with all else that goes with its rows. `beside`: meanwhile
+    a drafter computed that may take the target's time, though no round waits for it. `reading`: it had a text to read
+    first, so that there was no draft."""
 
     forward_ms: float
     draft_ms: float = 0.0
+    beside: bool = False
+    reading: bool = False
 
 
 def count_added_rows(now: RoundContext, depths: Sequence[int]) -> int:

@@ -24,5 +24,7 @@ def test_a_longer_way_never_needs_a_shorter_lead(rtt_ms, round_ms, accepted) -> 
 
 
 def test_waiting_gains_what_is_not_there_yet() -> None:
-    assert gain_ms(DraftWait(accepted=3.0), 10.0, 1.0) == 20.0
-    assert gain_ms(DraftWait(accepted=3.0), 10.0, 4.0) == 0.0
+    assert gain_ms(DraftWait(accepted=3.0), 10.0, 0.0, 1.0) == 20.0
+    assert gain_ms(DraftWait(accepted=3.0), 10.0, 0.0, 4.0) == 0.0
+    assert gain_ms(DraftWait(accepted=3.0), 10.0, 2.5, 1.0) == 15.0
+    assert gain_ms(DraftWait(accepted=3.0), 10.0, 20.0, 1.0) == 0.0

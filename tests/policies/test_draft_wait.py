@@ -17,18 +17,20 @@ from policies.speculation.draft_wait import (
 milliseconds = st.floats(0.01, 10_000.0)
 
 
-@given(st.floats(0.0, 20.0), milliseconds, milliseconds, st.integers(0, 1000), st.floats(0.0, 10_000.0))
-def test_it_waits_no_longer_than_bound_and_worth(accepted, round_ms, answer_ms, asks, bound_ms):
-    waited = patience_ms(DraftWait(accepted, answer_ms, asks), round_ms, bound_ms)
+@given(st.floats(0.0, 20.0), milliseconds, milliseconds, st.floats(0.0, 2.0), st.integers(0, 1000), st.floats(0.0, 1e4))
+def test_it_waits_no_longer_than_bound_and_worth(accepted, round_ms, answer_ms, row_share, asks, bound_ms):
+    row_ms = row_share * round_ms
+    waited = patience_ms(DraftWait(accepted, answer_ms, asks), round_ms, row_ms, bound_ms)
     assert 0.0 <= waited <= bound_ms
-    # 1 + a tokens in T + w are no slower than 1 in T
-    assert (round_ms + waited) / (1.0 + accepted) <= round_ms * (1.0 + 1e-9)
+    # 1 + a tokens in T + w and the time of a rows are no slower than 1 in T, or nothing is waited for
+    took_ms = round_ms + waited + accepted * row_ms
+    assert waited == 0.0 or took_ms / (1.0 + accepted) <= round_ms * (1.0 + 1e-9)
 
 
 @given(st.floats(0.1, 20.0), milliseconds)
 def test_what_comes_in_time_on_average_is_waited_for(accepted, round_ms):
     pace = DraftWait(accepted, 0.9 * accepted * round_ms, 1)
-    assert patience_ms(pace, round_ms, 1e9) >= pace.answer_ms
+    assert patience_ms(pace, round_ms, 0.0, 1e9) >= pace.answer_ms
 
 
 @given(st.floats(0.1, 5.0), st.floats(1.0, 100.0))
@@ -37,7 +39,7 @@ def test_what_comes_too_late_is_waited_for_once_in_a_while(accepted, round_ms):
     waits = []
     for _ in range(4 * RETRY.interval):
         pace = count_draft_request(pace)
-        waits.append(patience_ms(pace, round_ms, 1e9) > 0.0)
+        waits.append(patience_ms(pace, round_ms, 0.0, 1e9) > 0.0)
     assert sum(waits) == 4
 
 

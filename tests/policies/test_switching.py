@@ -7,6 +7,7 @@ from policies.speculation.switching import (
     LEAST_ROUNDS,
     ON,
     PROBE_SHARE,
+    TRIAL_ROUNDS,
     active,
     observe_plain_round,
     observe_speculative_round,
@@ -52,6 +53,37 @@ def test_what_pays_again_is_found(bad, good, before):
     assert switch.on
     assert spoke[-1]
     assert all(spoke[2500:])  # the first trial may have begun while it was bad
+
+
+@given(st.floats(1.05, 4.0), st.floats(0.3, 1.0), st.integers(1, 40))
+def test_a_trial_that_has_to_read_first_is_judged_by_what_comes_then(good, reading, rounds):
+    switch, _, _ = live_through([0.5] * 50)
+    while not active(switch):
+        switch = observe_plain_round(switch, 10.0)
+    for _ in range(rounds):
+        switch = observe_speculative_round(switch, reading, 10.0 / reading, reading=True)
+        assert active(switch)
+    for _ in range(TRIAL_ROUNDS):
+        switch = observe_speculative_round(switch, good, 10.0)
+    assert switch.on
+
+
+@given(st.floats(0.3, 0.95), st.floats(0.5, 0.95), st.integers(1, 20))
+def test_reading_for_trials_costs_no_more_than_other_looks(bad, reading, rounds):
+    """Every trial has a text to read first, as where each request has another."""
+    switch, _, _ = live_through([0.5] * 50)
+    lost_ms = plain_ms = 0.0
+    left = rounds
+    for _ in range(20_000):
+        plain_ms += 10.0
+        if not active(switch):
+            switch, left = observe_plain_round(switch, 10.0), rounds
+            continue
+        gain = reading if left else bad
+        switch = observe_speculative_round(switch, gain, 10.0 / gain, reading=left > 0)
+        lost_ms, left = lost_ms + 10.0 / gain - 10.0, max(0, left - 1)
+    first_ms = rounds * (10.0 / reading - 10.0)  # what nobody could know of
+    assert lost_ms <= 1.5 * PROBE_SHARE * plain_ms + first_ms + TRIAL_ROUNDS * (10.0 / bad)
 
 
 @given(st.lists(st.floats(0.995, 1.015), min_size=50, max_size=300))

@@ -28,6 +28,7 @@ class ScriptedLlamaServer:
         self.wrong_every = wrong_every
         self.token_ms = token_ms
         self.slots = slots
+        self.places = threading.Semaphore(slots)
         self.fault = ""
         self.key = ""
         self.prompts: list[list[int]] = []
@@ -53,10 +54,11 @@ class ScriptedLlamaServer:
                 shift = int(self.fault == "vocabulary")
                 return 200, {"tokens": [{"id": t + shift, "piece": piece} for t, piece in _split(body["content"])]}
             case "/completion":
-                self.busy += 1
-                self.most_busy = max(self.most_busy, self.busy)
-                answer = self._complete(body)
-                self.busy -= 1
+                with self.places:  # who comes later waits, as there
+                    self.busy += 1
+                    self.most_busy = max(self.most_busy, self.busy)
+                    answer = self._complete(body)
+                    self.busy -= 1
                 return answer
         return 404, _error(404, "File Not Found", "not_found_error")
 

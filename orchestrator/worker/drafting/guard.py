@@ -10,7 +10,17 @@ import msgspec
 
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.worker.drafting.cascade import ContinuingDrafter
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints, NoDrafter
+from orchestrator.worker.drafting.port import (
+    NO_HINTS,
+    NOTHING,
+    Ask,
+    Draft,
+    Drafter,
+    DraftHints,
+    NoDrafter,
+    WorkBeside,
+    describe_beside,
+)
 from policies.sampling import Sampling
 
 _Result = TypeVar("_Result")
@@ -56,6 +66,9 @@ class GuardedDrafter:
         nothing: list[DrafterState] = []
         states = self._try(self._drafter.states, nothing)
         return states if self._failed is None else self._failed
+
+    def describe_beside(self) -> WorkBeside:
+        return self._try(lambda: describe_beside(self._drafter), WorkBeside())
 
     def close(self) -> None:
         if self._failed is None:

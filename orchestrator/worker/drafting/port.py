@@ -234,6 +234,27 @@ class Drafter(Protocol):
         ...
 
 
+class WorkBeside(NamedTuple):
+    """What drafters do while the target verifies. `computes`: on what may be the target's processor, or its memory.
+    `reads`: a text first, so that it has no draft yet."""
+
+    computes: bool = False
+    reads: bool = False
+
+
+@runtime_checkable
+class DrafterBeside(Protocol):
+    """A drafter that may work while the target does."""
+
+    def describe_beside(self) -> WorkBeside:
+        """Return what it does beside the round that was proposed for last."""
+        ...
+
+
+def describe_beside(drafter: Drafter) -> WorkBeside:
+    return drafter.describe_beside() if isinstance(drafter, DrafterBeside) else WorkBeside()
+
+
 @runtime_checkable
 class TallyingDrafter(Protocol):
     """A drafter that can say what its drafters did for a sequence that it has."""

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
+from orchestrator.worker.drafting.port import (
+    NO_HINTS,
+    NOTHING,
+    Ask,
+    Draft,
+    Drafter,
+    DraftHints,
+    WorkBeside,
+    describe_beside,
+)
 from orchestrator.worker.drafting.retokenize import Bridge, DraftText, RetokenizedDraft, retokenize_draft
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_token_outcome
@@ -90,6 +99,9 @@ class TranslatingDrafter:
 
     def states(self) -> list[DrafterState]:
         return [msgspec.structs.replace(state, vocabulary="translated") for state in self._inner.states()]
+
+    def describe_beside(self) -> WorkBeside:
+        return describe_beside(self._inner)
 
     def close(self) -> None:
         self._known.clear()

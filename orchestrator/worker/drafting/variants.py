@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import DrafterShare
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints, TallyingDrafter
+from orchestrator.worker.drafting.port import (
+    NO_HINTS,
+    NOTHING,
+    Ask,
+    Draft,
+    Drafter,
+    DraftHints,
+    TallyingDrafter,
+    WorkBeside,
+    describe_beside,
+)
 from policies.sampling import Sampling
 
 
@@ -21,6 +31,10 @@ class DrafterGroup:
 
     def states(self) -> list[DrafterState]:
         return [state for drafter in self._drafters for state in drafter.states()]
+
+    def describe_beside(self) -> WorkBeside:
+        works = [describe_beside(drafter) for drafter in self._drafters]
+        return WorkBeside(any(work.computes for work in works), any(work.reads for work in works))
 
     def close(self) -> None:
         """The one loaded last goes first: OpenVINO's models leave a signal stack behind otherwise."""

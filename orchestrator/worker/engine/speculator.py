@@ -11,7 +11,7 @@ import msgspec
 from adapters.loaded_model import LoadedModel
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import DrafterShare
-from orchestrator.worker.drafting.port import NOTHING, Ask, Draft, Drafter, DraftHints, TallyingDrafter
+from orchestrator.worker.drafting.port import NOTHING, Ask, Draft, Drafter, DraftHints, TallyingDrafter, describe_beside
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.worker.engine.batch import ScheduledSequence, count_min_rows, rows_of
 from orchestrator.worker.engine.draft_counts import add_verified
@@ -327,7 +327,10 @@ class Speculator:
         prompts = drafts.context.filling_rows > 0
         self._last_ms = 0.0 if prompts else verify_ms
         outcomes = [drafts.outcomes.get(key, _NO_OUTCOME) for key in drafts.index]
-        times = None if prompts or verify_ms <= 0.0 else RoundTimes(verify_ms, round_.draft_ms)
+        times = None
+        if not prompts and verify_ms > 0.0:
+            beside = describe_beside(self._drafter)
+            times = RoundTimes(verify_ms, round_.draft_ms, beside.computes, beside.reads)
         self._policy.observe_round(
             drafts.context,
             RoundOutcome(

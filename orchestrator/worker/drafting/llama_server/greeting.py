@@ -79,7 +79,8 @@ class ServerGreeter:
         )
         link = ServerLink(self._name, client, size, props.total_slots, runs_ahead=apart)
         welcome = Welcome(VERSION, state, size, "", apart, apart, most_sequences=props.total_slots)
-        return Connection(link, welcome, way_ms)
+        # An address of its own says nothing: a container on this machine has one, too.
+        return Connection(link, welcome, way_ms, may_share=True)
 
     def _compare(self, url: str, pieces: Iterable[TokenPiece]) -> None:
         """Raise Refusal where a token id means other text there than here."""

@@ -28,6 +28,9 @@ from policies.speculation.draft_request import ServerPace, count_asked_tokens, o
 
 _LEAST_CHANCE = 0.05  # a guess less likely than this is not gone on from
 _IN_TIME = 0.9  # of a round the server may draft ahead: the rest is the way back
+_RESTS_AFTER = 4
+"""Rounds in which nobody asks for drafts, and the server drafts nothing ahead any more. Not tuned: above those of a
+cheaper drafter that is right now and then."""
 _BAD_REQUEST = 400  # of HTTP
 _SHORTEST_S = 0.0001  # of a wait, which may end that much early
 
@@ -137,7 +140,8 @@ class ServerLink:
         self._request: _OpenRequest | None = None
         self._pace = ServerPace()
         self._round_ms = self._way_ms = 0.0
-        self._lead = 0
+        self._least_way_ms = math.inf
+        self._lead = self._unasked = 0
         self._fault: Exception | None = None
         self._closed = False
 
@@ -158,6 +162,8 @@ class ServerLink:
             self._lead = message.lead
             if message.asks:
                 self._open(message)
+            elif self._request is None:
+                self._rest()
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -194,7 +200,7 @@ class ServerLink:
                 self._sequences.pop(key, None)
 
     def _open(self, message: wire.DraftRequest) -> None:
-        asks = []
+        asks, self._unasked = [], 0
         for ask in message.asks:
             sequence = self._sequences[ask.key]
             sequence.limit = ask.limit
@@ -209,6 +215,13 @@ class ServerLink:
         while self._threads < min(self._slots, len(asks)):
             self._threads += 1
             threading.Thread(target=self._serve, name=f"{self._name} {self._threads}", daemon=True).start()
+
+    def _rest(self) -> None:
+        """Nobody asks in a round: where that goes on, drafts do not pay, and what is drafted ahead only takes time."""
+        self._unasked += 1
+        if self._unasked == _RESTS_AFTER:
+            for sequence in self._sequences.values():
+                sequence.limit = 0
 
     def _next_message(self) -> wire.DraftResponse | wire.DraftLines | None:
         """Return what is to be told next. Raises LinkLost, ProtocolError."""
@@ -298,10 +311,11 @@ class ServerLink:
         if not all(0 <= token < self._vocabulary for token in tokens):
             raise ProtocolError(f"a token is outside its vocabulary of {self._vocabulary}")
         with self._changed:
+            self._way_ms, self._least_way_ms = completion.way_ms, min(self._least_way_ms, completion.way_ms)
             self._pace = observe_server_answer(
-                self._pace, completion.confidences, completion.took_ms, completion.evaluated
+                *(self._pace, completion.confidences, completion.took_ms, completion.evaluated),
+                queue_ms=self._way_ms - self._least_way_ms,
             )
-            self._way_ms = completion.way_ms
             sequence.line = replace(
                 sequence.line,
                 tokens=(*sequence.line.tokens, *tokens),

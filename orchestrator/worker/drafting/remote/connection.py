@@ -56,11 +56,13 @@ class DraftChannel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A link that was made, what the other side said first, and what it took until that had come."""
+    """A link that was made, what the other side said first, and what it took until that had come. `may_share`: the
+    other side may compute on the target's machine."""
 
     link: DraftChannel
     welcome: Welcome
     greeting_ms: float
+    may_share: bool = False
 
 
 Connect = Callable[[], Connection]
@@ -94,7 +96,7 @@ class WorkerGreeter:
         except BaseException:
             link.close()
             raise
-        return Connection(link, welcome, greeting_ms)
+        return Connection(link, welcome, greeting_ms, may_share=not welcome.apart)
 
 
 class ConnectionThread:

@@ -21,7 +21,7 @@ from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState, DraftLink, RemoteState
 from orchestrator.protocol.links.endpoint import LinkLost
 from orchestrator.worker.drafting import protocol as wire
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, WorkBeside
 from orchestrator.worker.drafting.remote.connection import Connection, ConnectionThread, DraftChannel
 from orchestrator.worker.drafting.remote.sequence import RemoteSequence, RoundTrip
 from policies.sampling import Sampling
@@ -34,6 +34,11 @@ _MOST_SURE = 255  # of a byte (drafting.protocol)
 # Of the time that a round waits, the other side may draft: the rest is the way back. ADR 0017. Not tuned: the link's
 # round trip is taken off besides (ADR 0079).
 _IN_TIME = 0.9
+_KNOWN_WITHIN = 8
+"""Rounds that nobody is asked in while none without drafts is known, which takes four (speculation.cost_model): beside
+cheaper drafts none may come. Not tuned."""
+_QUIET_AFTER = 4
+"""Rounds without an ask, and the other side has nothing to do any more (llama_server.link)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,10 @@ class RemoteDrafter:
         self._tell = report
         self._state, self._reason = "starting", "it is not connected yet"
         self._described = DrafterState(name, "model")
-        self._apart = self._runs_ahead = False
+        self._apart = self._runs_ahead = self._may_share = False
+        self._beside = WorkBeside()
+        self._unasked = _QUIET_AFTER
+        self._unknown = 0
         self._connector = ConnectionThread(name, self._report, limits.retry_s)
         self._link: DraftChannel | None = None
         self._sequences: dict[str, RemoteSequence] = {}
@@ -141,13 +149,24 @@ class RemoteDrafter:
         try:
             self._take_new_link()
             if self._link is not None:
+                self._unknown += any(ask.round_ms <= 0.0 for ask in asks)
                 served = set(islice(self._sequences, self._most_sequences or None))
-                self._exchange(self._link, [ask for ask in asks if ask.key in served and not ask.cheap_only])
+                self._exchange(self._link, [ask for ask in asks if ask.key in served and self._may_ask(ask)])
         except LinkLost as error:
             self._drop("lost", str(error))
         except ProtocolError as error:
             self._drop("garbage", str(error))
         return [self._offer(ask) for ask in asks]
+
+    def _may_ask(self, ask: Ask) -> bool:
+        """Return whether drafts are wanted. While no round without any is known, nobody could tell what they take from
+        the target."""
+        known = ask.round_ms > 0.0 or not self._may_share or self._unknown > _KNOWN_WITHIN
+        return ask.fixed or (known and not ask.cheap_only)
+
+    def describe_beside(self) -> WorkBeside:
+        """See port.DrafterBeside."""
+        return self._beside
 
     def memory_bytes(self) -> int:
         """What the other process said last."""
@@ -197,6 +216,13 @@ class RemoteDrafter:
 
     def _exchange(self, link: DraftChannel, asks: list[Ask]) -> None:
         """Say what happened, ask for drafts where none are awaited, and take in what comes in time."""
+        self._converse(link, asks)
+        self._unasked = 0 if asks else self._unasked + 1
+        reads = bool(asks) and not all(self._sequences[ask.key].met for ask in asks)
+        works = self._pending is not None or (self._runs_ahead and self._unasked < _QUIET_AFTER)
+        self._beside = WorkBeside(self._may_share and works, reads)
+
+    def _converse(self, link: DraftChannel, asks: list[Ask]) -> None:
         self._take(link, 0.0)
         now_s = self._clock.monotonic_s()
         if self._pending is not None and now_s - self._pending.sent_s > self._limits.answer_timeout_s:
@@ -210,10 +236,13 @@ class RemoteDrafter:
             return
         self._pace = draft_wait.count_draft_request(self._pace)
         round_ms = asks[0].round_ms or asks[0].last_ms  # the last round is a guess, until more is known
+        row_ms = asks[0].row_ms
         sequences = [self._sequences[ask.key] for ask in asks]
         reading = not all(sequence.met for sequence in sequences)
         drafted = all(sequence.rest(1).tokens for sequence in sequences)
-        wait_ms = 0.0 if reading or drafted else draft_wait.patience_ms(self._pace, round_ms, self._limits.max_wait_ms)
+        wait_ms = 0.0
+        if not (reading or drafted):
+            wait_ms = draft_wait.patience_ms(self._pace, round_ms, row_ms, self._limits.max_wait_ms)
         self._lead = draft_wait.count_lead_tokens(self._round_trip.best_ms, round_ms, self._pace.accepted)
         if wait_ms == 0.0 and not (reading or self._apart):
             link.send(
@@ -228,10 +257,10 @@ class RemoteDrafter:
         price_ms = round_ms if wait_ms else 0.0
         within_ms = max(0.0, (_IN_TIME * wait_ms or round_ms) - self._round_trip.best_ms)
         link.send(wire.DraftRequest(self._number, updates, asks, within_ms, price_ms, now_s, self._lead))
-        self._wait(link, self._pending, round_ms)
+        self._wait(link, self._pending, round_ms, row_ms)
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 
-    def _wait(self, link: DraftChannel, request: _PendingRequest, round_ms: float) -> None:
+    def _wait(self, link: DraftChannel, request: _PendingRequest, round_ms: float, row_ms: float) -> None:
         """Wait for an answer as long as its round does; not on for what is left to gain where lines that were under way
         serve the round. Raises LinkLost, ProtocolError."""
         self._waits = request.wait_ms > 0.0
@@ -242,7 +271,7 @@ class RemoteDrafter:
                 rests = [sequence.rest(limit) for sequence, _, limit in request.asks]
                 served = [estimate_accepted_tokens(rest.confidences) for rest in rests]
                 if min(served, default=0.0) > 0.0:
-                    left_ms = draft_wait.gain_ms(self._pace, round_ms, sum(served) / len(served))
+                    left_ms = draft_wait.gain_ms(self._pace, round_ms, row_ms, sum(served) / len(served))
                     if passed_ms + left_ms < self._pace.answer_ms:
                         break
                 if passed_ms >= request.wait_ms:
@@ -354,6 +383,7 @@ class RemoteDrafter:
         self._pending = None
         self._state, self._reason = "ok", ""
         self._described, self._apart, self._runs_ahead = welcome.drafter, welcome.apart, welcome.runs_ahead
+        self._may_share = made.may_share
         self._draft_vocabulary, self._most_sequences = welcome.vocabulary_size, welcome.most_sequences
         self._counts.connections += 1
         self._counts.ahead = [self._counts.ahead_of(0), self._counts.ahead_of(1)]
@@ -372,6 +402,7 @@ class RemoteDrafter:
             self._link.close()
             self._link = None
         self._pending = None
+        self._beside = WorkBeside()
         self._updates = []
         self._report(DraftLink(self.name, state, reason))
         if state == "lost":
