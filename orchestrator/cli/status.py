@@ -92,6 +92,8 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     if gauges:
         line = f"{gauges['running']} running, {gauges['waiting']} waiting, {answer['streams']} streams"
         rows.append(("requests", line))
+    if server := server_part(gauges):
+        rows.append(("server", server.removeprefix("; ")))
     if ready:
         rows += [
             ("device", f"{ready['adapter']} {ready['device']}: {ready['device_name']}"),
@@ -343,11 +345,23 @@ def replica_line(replica: dict[str, Any]) -> str:
         line += f", {gauges['running']} running, {gauges['waiting']} waiting"
         line += f", {used} of {gauges['total_blocks']} KV blocks"
     if ready and ready["adapter"] == ENDPOINT:
-        line += f"; {ready['device']}, {ready['device_name']}: {ready['precision_reason']}"
+        line += f"; {ready['device']}, {ready['device_name']}: {ready['precision_reason']}{server_part(gauges)}"
     elif ready:
         line += f"; {', '.join(filter(None, [*ready['shards'], ready['split']])) or ready['device']}"
         line += f", cores {_cores(ready['cores'])}"
     return f"{line}; {replica['totals']['generated']} tokens"
+
+
+def server_part(gauges: dict[str, Any] | None) -> str:
+    """Return what an endpoint's server does for all its clients, as a part of a line."""
+    server = gauges["server"] if gauges else None
+    if not server:
+        return ""
+    if server["untold"]:
+        return f"; {server['untold']}"
+    kv = f", {server['kv_use']:.0%} of its KV cache" if server["kv_use"] >= 0.0 else ""
+    others = server["others_running"] + server["others_waiting"]
+    return f"; it has {server['running']} running and {server['waiting']} waiting, {others} of them of others{kv}"
 
 
 def draft_line(draft: dict[str, Any], answer: dict[str, Any]) -> str:

@@ -168,6 +168,22 @@ class MemoryBound(msgspec.Struct, frozen=True):
     """What that forward said."""
 
 
+class ServerLoad(msgspec.Struct, frozen=True):
+    """What an endpoint's server does, for all its clients."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_use: float = -1.0
+    """The share of its KV cache that is taken; below 0: it does not tell."""
+    others_running: int = 0
+    """Requests of other clients, as the next."""
+    others_waiting: int = 0
+    slots: int = 0
+    """Requests that it runs at a time; 0: it does not tell."""
+    untold: str = ""
+    """Why nothing of this is known; "": it is."""
+
+
 class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     """State after a round, sent at most a few times a second and whenever the worker becomes idle. What is counted is
     counted since the worker started."""
@@ -201,3 +217,5 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     """None while forwards are as large as they may be."""
     corrupt: list[str] = []
     """Files of prepared models that were found damaged since they were loaded."""
+    server: ServerLoad | None = None
+    """Of an endpoint's worker."""

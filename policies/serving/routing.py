@@ -64,7 +64,7 @@ class ReplicaState:
     `prefill_ms_per_token`: measured. `risk`: why it may be lost ("": it is healthy). `serving` is False while it
     drains, loads, or is lost, and `why_not` says which. `draft`: what proposes tokens there ("": nothing works), which
     saves `draft_saves_ms` of a token's time. `stretch`: what else its device does. `free_share`: of the device's
-    memory."""
+    memory. `others`: so many of its requests are of clients that are not ours."""
 
     name: str
     running: int
@@ -82,6 +82,7 @@ class ReplicaState:
     draft_saves_ms: float = 0.0
     stretch: Stretch = ALONE
     free_share: float = 1.0
+    others: int = 0
 
 
 @dataclass(slots=True)
@@ -273,8 +274,9 @@ def _rate_replica(replica: ReplicaState, request: RoutedRequest, weights: Routin
     cached = min(replica.cached_prompt_tokens, request.prompt_tokens)
     taken = replica.kv_tokens - replica.kv_free_tokens + request.prompt_tokens + request.output_tokens - cached
     filled = taken / replica.kv_tokens if replica.kv_tokens else 0.0
+    shared = f", {replica.others} requests are others'" if replica.others else ""
     texts = (
-        ("queue", f"{replica.waiting} wait, {replica.running} of {replica.places} places"),
+        ("queue", f"{replica.waiting} wait, {replica.running} of {replica.places} places{shared}"),
         ("kv_pressure", f"KV cache {filled:.0%} full with it"),
         ("memory", f"{replica.free_share:.0%} of its memory is free"),
         ("load", replica.stretch.why or "the device is ours"),

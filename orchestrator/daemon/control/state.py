@@ -308,7 +308,7 @@ def add_totals(totals: Sequence[Totals]) -> Totals:
     )
 
 
-_NOT_COUNTS: Final = ("drafters", "tolerance_deltas", "low_acceptance", "slo", "memory_bound", "corrupt")
+_NOT_COUNTS: Final = ("drafters", "tolerance_deltas", "low_acceptance", "slo", "memory_bound", "corrupt", "server")
 
 
 def add_gauges(gauges: Sequence[Gauges]) -> Gauges | None:

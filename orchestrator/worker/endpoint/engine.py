@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from math import ceil
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +35,7 @@ from orchestrator.worker.endpoint.model import (
     prepare_endpoint_model,
 )
 from orchestrator.worker.endpoint.requests import RemoteRequest, RequestRunner
+from orchestrator.worker.endpoint.server_load import LoadReader
 
 Emit = Callable[[Event], None]
 
@@ -70,6 +72,7 @@ class EndpointEngine:
         self._rounds = 0
         self._gauges_s = 0.0
         self._fault: Exception | None = None
+        self._reader: LoadReader | None = None
 
     def submit(self, command: Command) -> None:
         """See protocol.contract.Engine."""
@@ -163,9 +166,11 @@ class EndpointEngine:
             is_alive=health.is_alive,
         )
         places, blocks = asyncio.Semaphore(slots), slots * ceil_div(context, BLOCK_TOKENS)
+        self._reader = reader = LoadReader(client, facts)
         emit(self._count(blocks))
         watching = asyncio.create_task(health.watch(self._list_quiet))
         watching.add_done_callback(lambda _: self._wake.set())
+        reading = asyncio.create_task(reader.watch(self._count_sent, lambda: emit(self._count(blocks))))
         try:
             while self._obey_all(places, runner, emit):
                 busy = bool(self._requests)
@@ -181,6 +186,7 @@ class EndpointEngine:
                     watching.result()
         finally:
             watching.cancel()
+            reading.cancel()
             for request in list(self._requests.values()):
                 request.cancel()
 
@@ -271,6 +277,9 @@ class EndpointEngine:
     def _count(self, total_blocks: int) -> Gauges:
         used = sum(ceil_div(request.length, BLOCK_TOKENS) for request in self._requests.values() if request.admitted_s)
         running = sum(request.admitted_s > 0.0 for request in self._requests.values())
+        load = self._reader.load if self._reader is not None else None
+        if load is not None and load.kv_use > 0.0:  # what others have of it is not free
+            used = max(used, ceil(load.kv_use * total_blocks))
         return Gauges(
             running=running,
             waiting=len(self._requests) - running,
@@ -281,7 +290,12 @@ class EndpointEngine:
             rounds=self._rounds,
             rss_bytes=self._process.memory_info().rss,
             peak_rss_bytes=peak_rss_bytes(),
+            server=load,
         )
+
+    def _count_sent(self) -> int:
+        """Return how many requests the server has of ours."""
+        return sum(request.sent_s > 0.0 for request in self._requests.values())
 
     def _list_quiet(self) -> list[float]:
         """Return since when each request that the server has says nothing."""

@@ -283,6 +283,8 @@ class Fleet:
         standing.kv_tokens = block_tokens * blocks
         standing.kv_free_tokens = block_tokens * (gauges.free_blocks if gauges is not None else blocks)
         standing.draft = replica.draft
+        server = gauges.server if gauges is not None else None
+        standing.server = server if server is not None and (server.others_running or server.others_waiting) else None
 
 
 def _list(where: dict[Replica, None], replica: Replica, *, listed: bool) -> None:

@@ -31,7 +31,7 @@ from orchestrator.daemon.control.state import (
 )
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import Gauges, RoundReport
+from orchestrator.protocol.rounds import Gauges, RoundReport, ServerLoad
 from policies.serving.failover.health import Health
 from policies.serving.overrides import OperatorBounds
 from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, expect_pace
@@ -54,7 +54,7 @@ class Standing:
     `in_service`: it is to get requests, and has `failed` or not, is `ready` or not,
     and has `usable` places, as soon as its worker is there. `retires`: it only keeps streams. `serves`: it gets
     requests and its worker decodes. `decodes`: its worker does, whether it gets any or not. It has `live` streams and
-    so many `places`; its KV cache holds `kv_tokens`, of which `kv_free_tokens` are free. `draft`: what proposes tokens
+    so many `places`, beside what its `server` does for others; its KV cache holds `kv_tokens`, of which `kv_free_tokens` are free. `draft`: what proposes tokens
     there. `own_ms`: what a token took it by its pace `own_pace` with `own_sequences` at a time. `bounds` of speculation
     are those for `bounds_for`. `expected_pace`: by its own profile; replicas with the same `alike` are on
     devices that are alike. `listed`: control.replicas.fleet has it by its parts; `routed`: it may have
@@ -69,6 +69,7 @@ class Standing:
     decodes: bool = False
     live: int = 0
     places: int = 1
+    server: ServerLoad | None = None
     kv_tokens: int = 0
     kv_free_tokens: int = 0
     draft: str = ""
@@ -242,11 +243,13 @@ class Replica:
         if not tokens:
             for delta in done.deltas:
                 tokens += len(delta.tokens)
-        together = done.in_flight
+        together, others = done.in_flight, self.others_running
+        if others and done.sequences:  # its server runs theirs with ours, and makes as many tokens for each
+            tokens *= (done.sequences + others) / done.sequences
         seen = SeenRound(
-            together * done.sequences,
+            together * done.sequences + others,
             together * tokens,
-            together * done.rows,
+            together * done.rows + 2 * others,
             together * done.drafted,
             done.round_ms,
             done.draft_ms,
@@ -258,6 +261,12 @@ class Replica:
                 self.learn(1.0)
         else:
             self.paces = self._paces.observe(seen)
+
+    @property
+    def others_running(self) -> int:
+        """Requests of others that an endpoint's server runs beside ours."""
+        gauges = self.state.gauges
+        return gauges.server.others_running if gauges is not None and gauges.server is not None else 0
 
     def learn(self, stretch: float) -> None:
         """Learn from the rounds that it ran, which took `stretch` times as long as on a device of its own."""

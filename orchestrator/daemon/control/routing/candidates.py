@@ -100,6 +100,7 @@ class Candidates:
             standing.steps,
             step_of(stretch),
             not replica.runs,
+            (standing.server.others_running, standing.server.others_waiting) if standing.server is not None else None,
         )
         shared_ms = self._paces.share_tpot_ms(self._paces.find_group(standing.alike), standing.expected_pace, 1)
         token_ms = reckon_tpot_ms(replica.paces.plain.tpot_ms(1), shared_ms, 1) * stretch

@@ -15,6 +15,7 @@ from orchestrator.daemon.control.routing.abilities import list_unable, needs_abi
 from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.state import FAILED
 from orchestrator.daemon.control.streams.streams import Stream, Streams
+from orchestrator.protocol.rounds import ServerLoad
 from policies.serving.device_load import ALONE
 from policies.serving.failover.health import Health
 from policies.serving.failover.standby import NO_RULES, FailoverRules
@@ -223,6 +224,18 @@ def has_hope(replica: Replica) -> bool:
     return replica.state.phase != FAILED and not (replica.state.ready is None and replica.state.spent)
 
 
+def count_shared(live: int, places: int, server: ServerLoad) -> tuple[int, int, int, int]:
+    """Return, of a replica whose server has requests of others, too: those that run, those that wait, how many run at a
+    time, and how many of all are others'. `live` streams are ours, in so many `places`. A server that does not tell its
+    slots takes more at once as long as nobody waits there."""
+    others = server.others_running + server.others_waiting
+    most = server.slots or places + server.others_running
+    asked = live + server.others_running
+    waiting = max(server.others_waiting, live - places, asked - most, 0)
+    running = most if waiting or live >= places else min(asked, most)
+    return running, waiting, most, others
+
+
 def choose_route(
     stream: Stream,
     prefix: Sequence[int],
@@ -249,6 +262,9 @@ def choose_route(
         out = (outs.get(replica.name, "") if outs else "") if standing.decodes else state.phase
         live, places, draft = standing.live, standing.places, standing.draft
         running = live if live < places else places
+        waiting, others = live - running, 0
+        if standing.server is not None:
+            running, waiting, places, others = count_shared(live, places, standing.server)
         sequences = running + 1 if running < places else places
         pace = replica.paces
         if pace.plain is standing.own_pace and sequences == standing.own_sequences:
@@ -266,7 +282,7 @@ def choose_route(
             ReplicaState(
                 replica.name,
                 running,
-                live - running,
+                waiting,
                 places,
                 standing.kv_tokens,
                 standing.kv_free_tokens,
@@ -280,6 +296,7 @@ def choose_route(
                 saved_ms,
                 stretch,
                 free_share,
+                others,
             )
         )
     return route(states, _request(stream, streams, around, now_s), around.weights)

@@ -32,6 +32,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(short, dest=name, type=int)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--spec-type", choices=("none", "draft-simple", "ngram-simple"), default="none")
     for name in ("--spec-draft-n-max", "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"):
         parser.add_argument(name, type=int)
@@ -44,6 +45,7 @@ def build_params(library: Any, asked: argparse.Namespace) -> Any:
     params.model.path = asked.model
     params.hostnames, params.port = [asked.host], asked.port
     params.ui = False
+    params.endpoint_metrics = asked.metrics
     _set(params, n_ctx=asked.context, n_parallel=asked.slots, verbosity=asked.verbosity)
     speculative = params.speculative
     draft, ngram = speculative.draft, speculative.ngram_simple
