@@ -59,7 +59,12 @@ def test_json_has_one_layout():
 
 @pytest.mark.parametrize(
     "begun",
-    ['{\n  "place" : ', '{"place":"sea","count":', '{"place": "sea", "more": {"b":1}}\n\n ', '{"count": 1, "place": "s'],
+    [
+        '{\n  "place" : ',
+        '{"place":"sea","count":',
+        '{"place": "sea", "more": {"b":1}}\n\n ',
+        '{"count": 1, "place": "s',
+    ],
     ids=["spaces", "required first", "blank behind its end", "ours"],
 )
 def test_json_that_another_engine_began_goes_on(begun):
