@@ -7,6 +7,7 @@ members said, and compared with what its client had.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 from collections import Counter
@@ -149,8 +150,9 @@ def pool(tmp_path: Path, default_model_path: Path) -> Iterator[Pool]:
             relays.append(stack.enter_context(RecordingRelay(servers[-1].port)))
         endpoints = ", ".join(f"{{endpoint: 'http://127.0.0.1:{relay.port}/v1'}}" for relay in relays)
         path = tmp_path / "cluster.yaml"
+        members = f"[{{max_running: 2}}, {endpoints}]"
         path.write_text(
-            f"model: {{source: {default_model_path}, name: smol, adapter: openvino_rt, replicas: [{{max_running: 2}}, {endpoints}]}}\n"
+            f"model: {{source: {default_model_path}, name: smol, adapter: openvino_rt, replicas: {members}}}\n"
             "limits: {kv_cache: 128 MiB, max_running: 4}\ndevices: {threads: 1}\nfailover: {after_s: 0.5}\n"
             f"api: {{port: 0, admin_socket: '{tmp_path}/admin.sock'}}\nstore: {{directory: '{tmp_path}/store'}}\n"
             f"state: {{directory: '{tmp_path}/state'}}\nlogging: {{format: json}}\ndrafts: []\n",
@@ -358,7 +360,6 @@ def test_no_token_is_lost_or_doubled_whichever_member_is_lost(pool: Pool) -> Non
         "by_group": dict(Counter(answer.marks[-1][1] for answer in answers if answer.marks)),
         "told_changes": sum(pool.daemon.status()["changed_groups"].values()),
     }
-    print(json.dumps(figures))  # noqa: T201  # the bar
     assert [answer.error for answer in answers if answer.error] == []
     wrong: list[str] = []
     with ThreadPoolExecutor(4) as checking:
@@ -371,7 +372,8 @@ def test_no_token_is_lost_or_doubled_whichever_member_is_lost(pool: Pool) -> Non
                 return 0
 
         used = list(checking.map(check, zip(requests, answers, strict=True)))
-    print(json.dumps({"of_servers": sum(map(bool, used)), "wrong": len(wrong)}))
+    figures |= {"with_tokens_of_servers": sum(map(bool, used)), "wrong": len(wrong)}
+    logging.getLogger(__name__).info("%s", json.dumps(figures))  # pytest --log-cli-level=INFO
     assert wrong == []
     assert figures["changed_group"] == sum(pool.daemon.status()["changed_groups"].values())
     assert httpx.get(f"{pool.daemon.url}/ready").status_code == httpx.codes.OK

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from orchestrator.protocol.rounds import Gauges, ServerLoad
 from orchestrator.worker.endpoint.server_load import parse_load
-from tests.endpoint.test_engines import MODEL, working
+from tests.endpoint.test_engines import working
 from tests.support.fake_engines import VLLM, Reply, running_engine, say
 from tests.support.waiting import until
-
-assert MODEL
 
 VLLM_TEXT = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -64,7 +64,7 @@ def test_what_engines_tell_is_read_and_others_requests_are_those_that_are_not_ou
     assert parse_load(text, ours, 8) == load
 
 
-def find_loads(events: list[object]) -> list[ServerLoad | None]:
+def find_loads(events: Sequence[object]) -> list[ServerLoad | None]:
     return [spoken.server for spoken in events if isinstance(spoken, Gauges)]
 
 

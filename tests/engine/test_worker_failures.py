@@ -30,18 +30,18 @@ from adapters.model_store import ModelStore, StoreFull, StoreUnwritable
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.control.event_log import log_changes
 from orchestrator.daemon.control.state import add_gauges
-from orchestrator.protocol.commands import Retune, Stop, Submit
-from orchestrator.protocol.events import Event, Failed, Retuned
+from orchestrator.protocol.commands import Cancel, Grammar, Retune, Stop, Submit
+from orchestrator.protocol.events import Event, Failed, Retuned, StillWorking
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
+from orchestrator.protocol.rounds import Delta, Gauges, Refused, RoundReport
 from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
-from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
+from orchestrator.worker.engine.worker_engine import COMPILE_TIMEOUT_S, LoadedEngine, WorkerEngine
 from orchestrator.worker.loading.artefact_watch import ArtefactWatch, WatchPace
 from tests.adapters.test_model_store import CopyRecipe, Said, rot
 from tests.support.engines import ScriptedEngine
 from tests.support.failing import FailingModel
-from tests.support.loops import alone, loop_over, requests, toy
+from tests.support.loops import END, alone, loop_over, requests, toy
 
 
 class Ender(FailingModel):
@@ -84,6 +84,29 @@ def until(next_event: Callable[[], Event], kind: type, into: list[Event] | None 
         if into is not None:
             into.append(event)
     return event
+
+
+def test_a_first_grammar_beside_a_stream_is_announced_before_all_threads_fall_silent() -> None:
+    grammar = Grammar("regex", "ab*c")
+    with engine_over(toy(script="base_ms=20")) as (engine, next_event):
+        until(next_event, Gauges)
+        engine.submit(requests(1)[0])
+        until(next_event, RoundReport)
+        engine.submit(Submit("bound", [60, 32], 8, grammar=grammar, stop_tokens=[END]))
+        engine.submit(Submit("left", [60, 32], 8, grammar=grammar, stop_tokens=[END]))
+        engine.submit(Cancel("left"))
+        before: list[Event] = []
+        working = until(next_event, StillWorking, before)
+        assert working.pulse.expected_ms == 1000.0 * COMPILE_TIMEOUT_S
+        heard = [delta for event in before if isinstance(event, RoundReport) for delta in event.deltas]
+        while not any(delta.request_id == "bound" and delta.finish for delta in heard):
+            heard += until(next_event, RoundReport).deltas
+        assert bytes(heard_of(heard, "bound")).startswith(b"a")
+        assert not heard_of(heard, "left")
+
+
+def heard_of(deltas: list[Delta], key: str) -> list[int]:
+    return [token for delta in deltas if delta.request_id == key for token in delta.tokens if token < END]
 
 
 class Unready:

@@ -1,4 +1,4 @@
-"""Drafts that are made beside the target, by whom the target knows little: they are left alone where they do not pay."""
+"""Drafts that are made beside the target, by whom it knows little: they are left alone where they do not pay."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TOKENS = 600
 @dataclass
 class Pair:
     """A target, and a drafter beside it that makes its rounds take `slowed` times as long while it drafts. A draft of
-    two tokens is there in a round with the chance `there`; each token is right with the chance `right`. A row more takes
-    the share `row` of a round."""
+    two tokens is there in a round with the chance `there`, and each token is right with the chance `right`. A row more
+    takes the share `row` of a round."""
 
     slowed: float
     there: float

@@ -59,6 +59,8 @@ Emit = Callable[[Event], None]
 Retuning = Future[Callable[[], Ready]]
 ROUND = Step("round", 0.0)
 
+_WARM_UP = Step("loading what grammars need", COMPILE_TIMEOUT_S * MS_PER_S)
+
 
 @dataclass(slots=True, eq=False)
 class _Job:
@@ -318,28 +320,32 @@ class WorkerEngine:
                 emit(_finish_retune(command))
                 emit(self._gauges(loaded))
             elif isinstance(command, Cancel | MoveOut):
-                if self._lanes is not None:  # it may have gone there since
-                    self._lanes.cancel(command.request_id)
-                _let_go(departures, command, emit)
+                self._let_go(departures, command, emit)
                 if loop.idle:
                     emit(self._gauges(loaded))
             elif isinstance(command, Retune):
                 self._begin_retune(loaded, command, emit)
-            elif self._warm_up_in_s is not None and isinstance(command, Submit) and command.grammar is not None:
-                self._warm_up_grammars(emit)
-                self._queue(command, arrived_s)
             else:
                 self._carry_out(loaded, command, arrived_s, emit)
 
     def _warm_up_grammars(self, emit: Emit) -> None:
         """Load what grammars need. Mostly no stream waits for it, nor does the first grammar. Where some do, it is said
         before: no thread of this process says anything while it lasts, and control would take that for a hang."""
-        step, self._step, self._warm_up_in_s = self._step, Step("load", -1.0), None
+        step, self._step, self._warm_up_in_s = self._step, _WARM_UP, None
         if self._lanes is not None:
-            emit(StillWorking("loading what grammars need", Pulse(COMPILE_TIMEOUT_S * MS_PER_S, 0.0, 0.0, 1)))
+            emit(StillWorking(_WARM_UP.stage, Pulse(_WARM_UP.expected_ms, 0.0, 0.0, 1)))
             time.sleep(_TOLD_WITHIN_S)
             self._lanes.warm_up()
         self._step = step
+
+    def _let_go(self, departures: Departures, command: Cancel | MoveOut, emit: Emit) -> None:
+        """Forget a request, at once or once its pages have gone."""
+        if self._lanes is not None:  # it may have gone there since
+            self._lanes.cancel(command.request_id)
+        if isinstance(command, Cancel):
+            departures.cancel(command.request_id)
+        elif (left := departures.move_out(command)) is not None:
+            emit(left)
 
     def _begin_retune(self, loaded: LoadedEngine, command: Retune, emit: Emit) -> None:
         """Prepare other options while decoding goes on; the decoding thread puts them into effect."""
@@ -351,7 +357,10 @@ class WorkerEngine:
 
     def _carry_out(self, loaded: LoadedEngine, command: Command, arrived_s: float, emit: Emit) -> None:
         """Carry out a command that lets no request go, and is not the last."""
-        if isinstance(command, Submit):
+        if self._warm_up_in_s is not None and isinstance(command, Submit) and command.grammar is not None:
+            self._warm_up_grammars(emit)
+            self._queue(command, arrived_s)
+        elif isinstance(command, Submit):
             pages = self._intake.take(command.request_id) if self._intake is not None else None
             refused = loaded.loop.submit(loaded.variants.apply_variant(command), arrived_s, pages)
             if refused is not None:
@@ -363,14 +372,6 @@ class WorkerEngine:
         elif isinstance(command, ChooseDrafters) and loaded.retuner is not None:
             loaded.retuner.choose(command.names)
             emit(self._gauges(loaded))
-
-
-def _let_go(departures: Departures, command: Cancel | MoveOut, emit: Emit) -> None:
-    """Forget a request, at once or once its pages have gone."""
-    if isinstance(command, Cancel):
-        departures.cancel(command.request_id)
-    elif (left := departures.move_out(command)) is not None:
-        emit(left)
 
 
 def _finish_retune(prepared: Retuning) -> Retuned:
