@@ -24,8 +24,10 @@ import httpx
 import openai
 import pytest
 
-from adapters.tokenizer import Tokenizer, load_tokenizer
-from adapters.tokenizer_files import META_FILE
+from adapters.model_source import resolve
+from adapters.model_store import ModelStore
+from adapters.own_tokenizer import TokenizerRecipe
+from adapters.tokenizer import Tokenizer
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.support.daemon import Daemon, running
 from tests.support.llama_server import LlamaServer, running_llama_server
@@ -33,11 +35,12 @@ from tests.support.recording_relay import RecordingRelay
 from tests.support.waiting import until
 
 pytest.importorskip("xllamacpp")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 REQUESTS = 300
 AT_ONCE = 10
 TOKENS = 32
+LOADED_WITHIN_S = 900.0
 KINDS = ("plain", "tools", "schema", "stops")
 STOPS = [".", "\n\n"]
 TOPICS = ("the sea", "a clock", "two dogs", "bread", "a long road", "snow")
@@ -141,7 +144,7 @@ class Pool:
 
 
 @pytest.fixture
-def pool(tmp_path: Path, default_model_path: Path) -> Iterator[Pool]:
+def pool(tmp_path: Path, default_model_path: Path, shared_store: Path) -> Iterator[Pool]:
     with ExitStack() as stack:
         servers, relays = [], []
         for name in ("one", "two"):
@@ -154,13 +157,15 @@ def pool(tmp_path: Path, default_model_path: Path) -> Iterator[Pool]:
         path.write_text(
             f"model: {{source: {default_model_path}, name: smol, adapter: openvino_rt, replicas: {members}}}\n"
             "limits: {kv_cache: 128 MiB, max_running: 4}\ndevices: {threads: 1}\nfailover: {after_s: 0.5}\n"
-            f"api: {{port: 0, admin_socket: '{tmp_path}/admin.sock'}}\nstore: {{directory: '{tmp_path}/store'}}\n"
+            f"api: {{port: 0, admin_socket: '{tmp_path}/admin.sock'}}\nstore: {{directory: '{shared_store}'}}\n"
             f"state: {{directory: '{tmp_path}/state'}}\nlogging: {{format: json}}\ndrafts: []\n",
             encoding="utf-8",
         )
         daemon = stack.enter_context(running(path))
-        until(lambda: [one["phase"] for one in daemon.status()["replicas"]] == ["ready"] * 3)
-        tokenizer = load_tokenizer(str(next((tmp_path / "store").glob(f"*/*/{META_FILE}")).parent))
+        until(lambda: [one["phase"] for one in daemon.status()["replicas"]] == ["ready"] * 3, LOADED_WITHIN_S)
+        file = resolve(str(default_model_path), Path())
+        prepared = ModelStore(shared_store).prepare(file, TokenizerRecipe(), lambda stage, fraction: None)
+        tokenizer = Tokenizer.load(prepared)
         replicas = daemon.status()["replicas"]
         pool = Pool(daemon, servers, relays, tokenizer, [one["name"] for one in replicas], [])
         pool.groups.extend(ask_fingerprint(pool, number) for number in range(3))
