@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import GrammarFailed, GrammarTooComplex
-from adapters.grammar_check import LAYOUTS, OURS, compile_text
+from adapters.grammar_check import OTHERS, OURS, compile_text
 from adapters.tokenizer import Tokenizer
 
 # Compiled grammars. ADR 0010: one takes a millisecond as a rule, so this only bounds memory.
@@ -62,8 +63,13 @@ class GrammarCompiler:
         own = self._matcher(grammar, OURS)
         if not begun or grammar.kind != "json_schema":
             return own
-        every = (own if layout == OURS else self._matcher(grammar, layout) for layout in LAYOUTS)
-        return next((matcher for matcher in every if self._takes(matcher, begun)), own)
+        if self._takes(own, begun):
+            return own
+        for layout in OTHERS:
+            with suppress(GrammarFailed):
+                if self._takes(matcher := self._matcher(grammar, layout), begun):
+                    return matcher
+        return own
 
     def _takes(self, matcher: Any, tokens: Sequence[int]) -> bool:
         """Return whether tokens may begin an answer. White space behind its end may be among them."""

@@ -18,9 +18,9 @@ _EXCERPT = re.compile(r"\n\s*\d+ \| ")
 _RULE = re.compile(r"\w+: ")
 KINDS: Final = ("json_schema", "regex", "lark")
 OURS, SPACED, REQUIRED_FIRST = "ours", "spaced", "required first"
-LAYOUTS: Final = (OURS, SPACED, REQUIRED_FIRST)
-"""How JSON is written: as json.dumps does; with any white space, as vLLM and SGLang; the same, and keys that have to be
-there before all others, as llama-server."""
+OTHERS: Final = (SPACED, REQUIRED_FIRST)
+"""How others write JSON: with any white space, as vLLM and SGLang; the same, and keys that have to be there before all
+others, as llama-server. Ours is as json.dumps writes it."""
 _MOST_WORDS: Final = 1000  # characters: the library may tell the whole grammar again
 _EMBEDDED: Final = re.compile(r"^(\w+): %json ", re.MULTILINE)
 
@@ -53,7 +53,7 @@ def warm_up() -> None:
 
 
 def compile_text(kind: str, text: str, layout: str = OURS) -> str:
-    """Return a grammar in the library's own form. `layout`: of JSON, one of LAYOUTS. Raises ValueError."""
+    """Return a grammar in the library's own form. `layout`: of JSON, ours or one of OTHERS. Raises ValueError."""
     import llguidance
 
     if kind == "json_schema":

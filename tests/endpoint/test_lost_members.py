@@ -378,7 +378,7 @@ def test_no_token_is_lost_or_doubled_whichever_member_is_lost(pool: Pool) -> Non
 
         used = list(checking.map(check, zip(requests, answers, strict=True)))
     figures |= {"with_tokens_of_servers": sum(map(bool, used)), "wrong": len(wrong)}
-    logging.getLogger(__name__).info("%s", json.dumps(figures))  # pytest --log-cli-level=INFO
+    logging.getLogger(__name__).warning("%s", json.dumps(figures))  # pytest --log-cli-level=WARNING
     assert wrong == []
     assert figures["changed_group"] == sum(pool.daemon.status()["changed_groups"].values())
     assert httpx.get(f"{pool.daemon.url}/ready").status_code == httpx.codes.OK

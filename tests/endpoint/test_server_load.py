@@ -57,6 +57,8 @@ tgi_queue_size 2
         ("", 0, None),
         ("ovms_requests_success 4\n", 0, None),
         ("vllm:num_requests_running{ 5\n", 0, None),
+        ("tgi_batch_current_size NaN\n", 0, None),
+        ("tgi_batch_current_size +Inf\n", 0, None),
         ("<html>", 0, None),
     ],
 )

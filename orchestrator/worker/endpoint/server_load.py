@@ -78,12 +78,11 @@ def parse_load(text: str, ours: int, slots: int) -> ServerLoad | None:
         for family in text_string_to_metric_families("\n".join([*lines, ""])):
             for sample in family.samples:
                 found.setdefault(sample.name, []).append(sample.value)
-    except ValueError:
+        running_sum, waiting_sum = int(sum(_find(found, _RUNNING))), int(sum(_find(found, _WAITING)))
+    except (ValueError, OverflowError):  # a gauge may be NaN, or infinite
         return None
-    running = _find(found, _RUNNING)
-    if not running:
+    if not _find(found, _RUNNING):
         return None
-    running_sum, waiting_sum = int(sum(running)), int(sum(_find(found, _WAITING)))
     uses = _find(found, _KV_USE)
     others = max(0, running_sum + waiting_sum - ours)
     others_waiting = min(waiting_sum, others)

@@ -51,15 +51,14 @@ _ENOUGH_PROGRESSED = 2
 class Standing:
     """What was last reckoned of one replica for routing; control.replicas.fleet keeps it true.
 
-    `in_service`: it is to get requests, and has `failed` or not, is `ready` or not,
-    and has `usable` places, as soon as its worker is there. `retires`: it only keeps streams. `serves`: it gets
-    requests and its worker decodes. `decodes`: its worker does, whether it gets any or not. It has `live` streams and
-    so many `places`, beside what its `server` does for others. Its KV cache holds `kv_tokens`, of which
-    `kv_free_tokens` are free. `draft`: what proposes tokens
+    `in_service`: it is to get requests, and has `failed` or not, is `ready` or not, and has `usable` places, as soon as
+    its worker is there. `retires`: it only keeps streams. `serves`: it gets requests and its worker decodes. `decodes`:
+    its worker does, whether it gets any or not. It has `live` streams and so many `places`, beside what its `server`
+    does for others. Its KV cache holds `kv_tokens`, of which `kv_free_tokens` are free. `draft`: what proposes tokens
     there. `own_ms`: what a token took it by its pace `own_pace` with `own_sequences` at a time. `bounds` of speculation
-    are those for `bounds_for`. `expected_pace`: by its own profile; replicas with the same `alike` are on
-    devices that are alike. `listed`: control.replicas.fleet has it by its parts; `routed`: it may have
-    streams. `health` and `steps` of its pace are those that control.routing.candidates has it by."""
+    are those for `bounds_for`. `expected_pace`: by its own profile; replicas with the same `alike` are on devices that
+    are alike. `listed`: control.replicas.fleet has it by its parts; `routed`: it may have streams. `health` and `steps`
+    of its pace are those that control.routing.candidates has it by."""
 
     in_service: bool = False
     failed: bool = False

@@ -220,7 +220,8 @@ class RemoteDrafter:
         self._unasked = 0 if asks else self._unasked + 1
         reads = bool(asks) and not all(self._sequences[ask.key].met for ask in asks)
         works = self._pending is not None or (self._runs_ahead and self._unasked < _QUIET_AFTER)
-        self._beside = WorkBeside(self._may_share and works, reads)
+        if self._link is link:
+            self._beside = WorkBeside(self._may_share and works, reads)
 
     def _converse(self, link: DraftChannel, asks: list[Ask]) -> None:
         self._take(link, 0.0)
