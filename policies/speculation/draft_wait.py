@@ -23,6 +23,9 @@ from policies.speculation.probe import Probe
 
 MOST_LEAD = 64
 """Tokens. A longer lead is a guess that hardly ever comes true."""
+RESTS_AFTER = 24
+"""Rounds in which nobody asks, and nothing is drafted ahead any more. Not tuned: above the 20 from one ask to the next
+of drafts that hardly pay (`ask.SELDOM_OF_MANY`), which have to be there when they are asked for."""
 _NOTICED = 0.1  # of a token: links of one host take less
 _NEWEST = 0.1  # weight of the newest answer in running means
 RETRY = Probe(64)

@@ -26,6 +26,9 @@ it is to change those."""
 # most (ADR 0043). A faster one swung more (ADR 0039).
 _NEWEST_VALUE = 0.05
 _NEWEST_DRAFT = 0.2  # the same of what drafting takes. Not tuned.
+# So many times as long as alone a forward takes beside a drafter that takes its time. Not tuned: one on another core of
+# the target's machine made it 1.03 to 1.15 times, and paid (ADR 0118).
+_SLOWS = 1.25
 # The same of what asking brings: where drafts begin to be right, they often go on so. ADR 0039. Not tuned apart from
 # pauses (ADR 0043).
 _BETTER, _WORSE = 0.25, 0.15
@@ -132,7 +135,7 @@ def _observe_times(
     switch = state.switch
     if not switching.active(switch):
         switch = switching.observe_plain_round(switch, spent_ms)
-    elif not decision.forced and (switch.trial or times.beside or times.draft_ms > NOTICED * times.forward_ms):
+    elif not decision.forced and _tells_worth(state, decision, times):
         switch = switching.observe_speculative_round(switch, gain, spent_ms, reading=times.reading)
     return state._replace(
         cost=cost,
@@ -145,6 +148,16 @@ def _observe_times(
         ask_ms=ask_ms,
         brought=brought,
     )
+
+
+def _tells_worth(state: SpeculationState, decision: DepthDecision, times: RoundTimes) -> bool:
+    """Return whether a round says what drafts of drafters that take time are worth: one that waited for them, one of a
+    trial, and one in which somebody was asked who slows the target down beside it."""
+    if times.draft_ms > NOTICED * times.forward_ms:
+        return True
+    if times.beside:
+        return decision.asks > 0 and (state.switch.trial > 0 or state.cost.slowdown >= _SLOWS)
+    return state.switch.trial > 0
 
 
 def _drafting(

@@ -24,6 +24,7 @@ from orchestrator.worker.drafting.port import Ask
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.vocabulary_corpus import list_corpus
 from policies.speculation.draft_request import ServerPace, count_asked_tokens, observe_server_answer
+from policies.speculation.draft_wait import RESTS_AFTER
 from tests.drafting.test_drawn_remote import InStep
 from tests.drafting.test_remote import REQUESTS, remote_of, requests, until
 from tests.support.drafters import texts_of
@@ -140,13 +141,13 @@ def test_a_server_that_nobody_asks_any_more_drafts_nothing_ahead(expected, texts
         until(lambda: propose(asks)[0].tokens)
         assert drafter.describe_beside().computes
         resting = [replace(ask, cheap_only=True) for ask in asks]
-        for count in range(8):
+        for count in range(RESTS_AFTER + 4):
             drafter.extend(key, text[count : count + 1])
             propose(resting)
         until(lambda: not server.busy)
         assert not drafter.describe_beside().computes
         asked = len(server.prompts)
-        for count in range(8, 40):
+        for count in range(RESTS_AFTER + 4, 56):
             drafter.extend(key, text[count : count + 1])
             propose(resting)
             time.sleep(0.002)

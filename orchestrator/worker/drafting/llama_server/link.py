@@ -25,12 +25,10 @@ from orchestrator.worker.drafting.llama_server.client import (
 )
 from orchestrator.worker.drafting.port import NOTHING, Ask, Draft
 from policies.speculation.draft_request import ServerPace, count_asked_tokens, observe_server_answer
+from policies.speculation.draft_wait import RESTS_AFTER
 
 _LEAST_CHANCE = 0.05  # a guess less likely than this is not gone on from
 _IN_TIME = 0.9  # of a round the server may draft ahead: the rest is the way back
-_RESTS_AFTER = 4
-"""Rounds in which nobody asks for drafts, and the server drafts nothing ahead any more. Not tuned: above those of a
-cheaper drafter that is right now and then."""
 _BAD_REQUEST = 400  # of HTTP
 _SHORTEST_S = 0.0001  # of a wait, which may end that much early
 
@@ -219,7 +217,7 @@ class ServerLink:
     def _rest(self) -> None:
         """Nobody asks in a round: where that goes on, drafts do not pay, and what is drafted ahead only takes time."""
         self._unasked += 1
-        if self._unasked == _RESTS_AFTER:
+        if self._unasked == RESTS_AFTER:
             for sequence in self._sequences.values():
                 sequence.limit = 0
 

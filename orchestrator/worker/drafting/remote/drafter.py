@@ -27,18 +27,19 @@ from orchestrator.worker.drafting.remote.sequence import RemoteSequence, RoundTr
 from policies.sampling import Sampling
 from policies.speculation import draft_wait
 from policies.speculation.cascade import estimate_accepted_tokens
-from policies.speculation.draft_wait import DraftWait
+from policies.speculation.draft_wait import RESTS_AFTER, DraftWait
 
 _MOST_MESSAGES = 1024  # that are read at once: a drafter that says more than it is heard keeps up nobody
 _MOST_SURE = 255  # of a byte (drafting.protocol)
 # Of the time that a round waits, the other side may draft: the rest is the way back. ADR 0017. Not tuned: the link's
 # round trip is taken off besides (ADR 0079).
 _IN_TIME = 0.9
+_WAKES_WITHIN = 24
+"""Rounds from a first ask on, within which the other side has a draft, if it is ever to have one in time: it begins
+with nothing. Not tuned."""
 _KNOWN_WITHIN = 8
 """Rounds that nobody is asked in while none without drafts is known, which takes four (speculation.cost_model): beside
 cheaper drafts none may come. Not tuned."""
-_QUIET_AFTER = 4
-"""Rounds without an ask, and the other side has nothing to do any more (llama_server.link)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class RemoteDrafter:
         self._described = DrafterState(name, "model")
         self._apart = self._runs_ahead = self._may_share = False
         self._beside = WorkBeside()
-        self._unasked = _QUIET_AFTER
+        self._unasked = RESTS_AFTER
+        self._waking = 0
         self._unknown = 0
         self._connector = ConnectionThread(name, self._report, limits.retry_s)
         self._link: DraftChannel | None = None
@@ -216,10 +218,15 @@ class RemoteDrafter:
 
     def _exchange(self, link: DraftChannel, asks: list[Ask]) -> None:
         """Say what happened, ask for drafts where none are awaited, and take in what comes in time."""
-        self._converse(link, asks)
+        if asks and self._unasked >= RESTS_AFTER:
+            self._waking = _WAKES_WITHIN
         self._unasked = 0 if asks else self._unasked + 1
-        reads = bool(asks) and not all(self._sequences[ask.key].met for ask in asks)
-        works = self._pending is not None or (self._runs_ahead and self._unasked < _QUIET_AFTER)
+        self._converse(link, asks)
+        if asks and self._waking:
+            drafted = any(self._sequences[ask.key].rest(1).tokens for ask in asks)
+            self._waking = 0 if drafted else self._waking - 1
+        reads = bool(asks) and (self._waking > 0 or not all(self._sequences[ask.key].met for ask in asks))
+        works = self._pending is not None or (self._runs_ahead and self._unasked < RESTS_AFTER)
         if self._link is link:
             self._beside = WorkBeside(self._may_share and works, reads)
 
