@@ -23,7 +23,7 @@ from adapters.contract import (
     OutOfMemory,
     Overheated,
 )
-from device_profiles.device_names import is_same_device
+from device_profiles.device_names import find_index
 
 FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "ecc", "thermal", "capacity", "nan")
 
@@ -34,7 +34,8 @@ _DRAW_BITS = 32  # of a random number choose a place, the others whether there i
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A forward takes `base_ms + row_ms * rows`, on devices behind the first `other_ms` longer. On the first device it
+    """A forward takes `base_ms + row_ms * rows`, on the device of number n `other_ms * n` longer, 0 the first. With
+    `other_bits` 1 each device has last bits of its own. On the first device a forward
     takes `drift_ms` longer from forward number `drift_at` on. Where `drift_while` names a file, that holds only while
     the file exists. The fault strikes at forward number `at`. Forwards are counted from 1 at the first one that holds
     the token `arm` (-1: since loading; what measures a model when it is loaded counts too). With `once`, it strikes
@@ -58,6 +59,7 @@ class Script:
     row_ms: float = 0.0
     load_ms: float = 0.0
     other_ms: float = 0.0
+    other_bits: int = 0
     drift_ms: float = 0.0
     drift_at: int = 0
     drift_while: str = ""
@@ -103,10 +105,12 @@ class Script:
         return dataclasses.replace(self, **times)
 
     def on(self, device: str) -> Script:
-        if is_same_device(device, "SIM"):
-            return self
-        spin = 0 if self.spin == _FIRST_SPINS else self.spin
-        return dataclasses.replace(self, base_ms=self.base_ms + self.other_ms, drift_ms=0.0, spin=spin)
+        """Return the script of one device. The number of the device is its `other_bits` where these are its own."""
+        number = find_index(device)
+        if not number:
+            return dataclasses.replace(self, other_bits=0)
+        spin, base_ms = 0 if self.spin == _FIRST_SPINS else self.spin, self.base_ms + number * self.other_ms
+        return dataclasses.replace(self, base_ms=base_ms, other_bits=number * self.other_bits, drift_ms=0.0, spin=spin)
 
     def wait(self, rows: int, forward: int) -> None:
         """Take as long as the forward of that number, of `rows` rows, takes."""
@@ -130,7 +134,7 @@ class Script:
     def last_bits(self, rows: int, forward: int) -> float:
         """Return what is added to the logits of the forward of that number: they round in its kernel's own way."""
         kernel = self.kernel_rows > 0 and rows >= self.kernel_rows and _holds(self.kernel_while)
-        return 1e-4 * (kernel + (forward % 7 if self.unsteady else 0))
+        return 1e-4 * (kernel + (forward % 7 if self.unsteady else 0) + 16 * self.other_bits)
 
     def check_room(self, kv_cache_bytes: int) -> None:
         """Raise OutOfMemory where its device has no room for a KV cache of so many bytes."""

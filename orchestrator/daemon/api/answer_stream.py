@@ -65,7 +65,7 @@ class AnswerAssembler:
         cost = cost_of(self._choices)
         if self._stream:
             return self._open() + self._writer.ending(cost)
-        self._writer.observe_source(cost.engine, cost.group)
+        self._writer.observe_source(cost.engine, cost.first_group)
         return _encode(self._writer.whole(self._pieces, cost))
 
     def fail(self, error: Exception) -> bytes:

@@ -188,7 +188,7 @@ class OtherBits(NamedTuple):
 class Answer:
     """One answer while it grows. Times are seconds of the clock; `tokens` counts up to the end or the stop;
     `speculation` holds for it (of several: for the first). `engine`: the replica that said its last token; its bits
-    are those of `group`, and `other_bits` says where they changed."""
+    are those of `group`, which was `first_group` until `other_bits` says another one."""
 
     started_s: float
     first_s: float = 0.0
@@ -200,6 +200,7 @@ class Answer:
     speculation: EffectiveBound | None = None
     engine: int = 0
     group: str = ""
+    first_group: str = ""
     other_bits: list[OtherBits] = field(default_factory=list)
 
     @property
@@ -228,6 +229,7 @@ class Answer:
             speculation=answers[0].speculation,
             engine=answers[0].engine,
             group=answers[0].group,
+            first_group=answers[0].first_group,
             other_bits=[change for answer in answers for change in answer.other_bits],
         )
 
@@ -317,7 +319,7 @@ class Choice:
         if delta.group:
             if answer.group:
                 answer.other_bits.append(OtherBits(self.index, answer.tokens, delta.group))
-            answer.group = delta.group
+            answer.group, answer.first_group = delta.group, answer.first_group or delta.group
         if self._echo is not None and self._shows_prompt:
             self._shows_prompt = False
             yield Piece(self.index, (self._echo.text,), self._echo.attach_scores(delta.prompt_logprobs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider_lab.chaos.cases import Case
@@ -12,13 +12,17 @@ from outrider_lab.chaos.compare import NO_DIFFERENCE, Difference, compare_tokens
 @dataclass(slots=True)
 class ClientAnswer:
     """What came of one answer. `calls` are its tool calls by their index: they may be told between pieces of text.
-    `tokens` are its tokens' texts where they were asked for."""
+    `tokens` are its tokens' texts where they were asked for. `groups`: the fingerprints of its chunks, each where it is
+    another one, `marks` those that the usage names, and `own_chars` of the text came before the second."""
 
     text: str = ""
     calls: dict[int, str] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=list)
     finish: str = ""
     completion_tokens: int | None = None
+    groups: list[str] = field(default_factory=list)
+    marks: list[dict[str, Any]] = field(default_factory=list)
+    own_chars: int | None = None
 
     @classmethod
     def of_body(cls, body: dict[str, Any]) -> ClientAnswer:
@@ -32,7 +36,12 @@ class ClientAnswer:
         usage = chunk.get("usage")
         if usage:
             self.completion_tokens = usage["completion_tokens"]
+            self.marks = usage.get("system_fingerprints") or []
         came = False
+        group = chunk.get("system_fingerprint") or ""
+        if group and group not in self.groups[-1:]:
+            self.groups.append(group)
+            self.own_chars = len(self.text) if len(self.groups) == 2 else self.own_chars
         for choice in chunk.get("choices") or ():
             message = choice.get(part) or {}
             text = choice.get("text") or message.get("content") or ""
@@ -46,6 +55,19 @@ class ClientAnswer:
             self.finish = choice.get("finish_reason") or self.finish
             came = came or bool(text)
         return came
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether what a stream's usage says of changes of its group is what its chunks say. Other answers name their
+        first group."""
+        named = [str(mark["system_fingerprint"]) for mark in self.marks]
+        return not self.groups[1:] or named == self.groups[1:]
+
+    def keep_own(self, case: Case) -> ClientAnswer:
+        """Return what it has of its first group, as a broken answer. Of one that is no stream only tokens tell that."""
+        if case.scored:
+            return replace(self, tokens=self.tokens[: min(int(mark["from_token"]) for mark in self.marks)])
+        return replace(self, text=self.text[: self.own_chars or 0], calls={})
 
     def units(self, case: Case) -> list[str]:
         """Return what is compared: tokens, or words where no tokens were asked for."""

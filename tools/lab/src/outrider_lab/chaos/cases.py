@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +44,10 @@ class Case:
     route: Route
     body: dict[str, Any]
     scored: bool = False
+
+    def ask_group(self, fingerprint: str) -> Case:
+        """Return the case that wants one group's bits; "" is any."""
+        return replace(self, body={**self.body, "system_fingerprint": fingerprint}) if fingerprint else self
 
     @property
     def key(self) -> str:

@@ -22,7 +22,7 @@ from outrider_lab.chaos.cases import Case
 RESUME_WITHIN_S = 60.0
 RESUME_EVERY_S = 0.5
 STREAM_LIMIT_S = 180.0
-_EXTRA = ("ignore_eos", "min_tokens", "speculative_config")
+_EXTRA = ("ignore_eos", "min_tokens", "speculative_config", "system_fingerprint")
 
 
 class StreamBroken(Exception):

@@ -60,6 +60,8 @@ class StreamRecord:
     unfinished_tokens: int = 0
     resumes: int = 0
     first_difference: str = ""
+    changes: int = 0
+    unmarked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +161,14 @@ def summarise(
         "tokens": sum(stream.tokens for stream in streams),
         "unfinished_tokens": sum(stream.unfinished_tokens for stream in streams),
         "resumes": sum(stream.resumes for stream in streams),
+        "changed_group": sum(bool(stream.changes) for stream in streams),
+        "unmarked_changes": sum(stream.unmarked for stream in streams),
         "restarts": sum(restart.count for restart in restarts),
         "faults_without_target": sum(bool(fault.skipped) for fault in faults),
     }
 
 
-LOSSES = ("client_errors", "wrong_tokens", "lost_tokens", "doubled_tokens", "false_alarms")
+LOSSES = ("client_errors", "wrong_tokens", "lost_tokens", "doubled_tokens", "unmarked_changes", "false_alarms")
 
 
 def is_whole(summary: dict[str, Any]) -> bool:

@@ -28,7 +28,7 @@ from outrider_lab.chaos import records
 from outrider_lab.chaos.answers import ClientAnswer
 from outrider_lab.chaos.cases import Case, Lengths, make_cases
 from outrider_lab.chaos.clients import ChaosClient, StreamBroken, Told
-from outrider_lab.chaos.compare import compare_tokens
+from outrider_lab.chaos.compare import Difference, compare_tokens
 from outrider_lab.chaos.faults import KINDS
 from outrider_lab.chaos.faults.base import Arena, Fault, NoTarget
 from outrider_lab.chaos.faults.clocks import ClockJump, build_shim
@@ -39,12 +39,12 @@ from outrider_lab.chaos.faults.traffic import Poison
 from outrider_lab.chaos.hosts import RayHosts, two_hosts
 from outrider_lab.chaos.records import FaultRecord, StreamRecord
 from outrider_lab.chaos.report import read_warnings, stream_row
-from outrider_lab.chaos.schedule import PlannedFault, plan_faults
-from outrider_lab.chaos.service import PACKAGES, ChaosError, Layout, Service, write_configuration
+from outrider_lab.chaos.schedule import PlannedFault, plan_faults, plan_turns
+from outrider_lab.chaos.service import PACKAGES, ChaosError, Layout, Service, list_groups, write_configuration
 from outrider_lab.chaos.watch import Watch
 
-CASES = {"scripted": 24, "default": 16}
-LENGTHS = {"scripted": Lengths(120, 480, 2800), "default": Lengths(24, 64, 14_000)}
+CASES = {"scripted": 24, "default": 16, "pool": 8}
+LENGTHS = {"scripted": Lengths(120, 480, 2800), "default": Lengths(24, 64, 14_000), "pool": Lengths(24, 64, 2800)}
 AT_ONCE = 8
 READY_LIMIT_S = 90.0
 SETTLE_S = 2.0
@@ -56,7 +56,8 @@ _REDRAW_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asked for."""
+    """What the command line asked for. `faults`: so many, one after the other, each of the next worker; 0: as many as
+    the time has room for."""
 
     seed: int
     duration_s: float
@@ -65,6 +66,7 @@ class Options:
     skipped: dict[str, str]
     prompts: Path | None = None
     json_out: Path | None = None
+    faults: int = 0
 
 
 def make_run(options: Options, console: Console) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def _prepare(options: Options, directory: Path, stack: ExitStack) -> tuple[dict[
     if ClockJump in options.kinds:
         environment |= build_shim(directory)
     hosts = None
-    if options.layout.runtime == "ray" and not find_host_obstacle():
+    if options.layout.runtime == "ray" and not options.layout.address and not find_host_obstacle():
         hosts = stack.enter_context(two_hosts(environment))
         environment |= hosts.environment
     return environment, hosts
@@ -141,9 +143,10 @@ class _Run:
         )
         self._layout = layout
         model = "toy" if layout.model == "scripted" else "default"
-        count, lengths = CASES[layout.model], LENGTHS[layout.model]
+        kind = "pool" if layout.pool else layout.model
+        count, lengths = CASES[kind], LENGTHS[kind]
         self._cases = make_cases(options.seed, model, count, lengths, options.prompts)
-        self._undisturbed: dict[tuple[str, bool], ClientAnswer] = {}
+        self._undisturbed: dict[tuple[str, bool, str], ClientAnswer] = {}
         self._numbers = itertools.count()
         self.streams: list[StreamRecord] = []
         self.faults: list[FaultRecord] = []
@@ -174,23 +177,26 @@ class _Run:
     async def _take_undisturbed(self) -> None:
         """Answer every case once in either form, before anything is broken; kept by the request.
 
-        A call that is cut by `max_tokens` is told otherwise in a stream, so each form is compared with its own.
+        A call that is cut by `max_tokens` is told otherwise in a stream, so each form is compared with its own. In a
+        pool each group answers, one case at a time.
         """
-        places = asyncio.Semaphore(AT_ONCE)
+        groups = list_groups(self.service.url, self._cases[0].body["model"]) if self._layout.pool else [""]
+        places = {group: asyncio.Semaphore(1 if group else AT_ONCE) for group in groups}
         with Progress(console=self._console, transient=True) as progress:
-            task = progress.add_task("undisturbed answers", total=2 * len(self._cases))
+            task = progress.add_task("undisturbed answers", total=2 * len(self._cases) * len(groups))
             async with self._open_client() as opened:
                 client = ChaosClient(opened, resumes=False)
 
-                async def take(case: Case, *, streamed: bool) -> None:
+                async def take(case: Case, group: str, *, streamed: bool) -> None:
                     told = Told()
-                    async with places:
-                        await client.send(case, told, stream=streamed)
-                    self._undisturbed[case.key, streamed] = told.answer
+                    async with places[group]:
+                        await client.send(case.ask_group(group), told, stream=streamed)
+                    self._undisturbed[case.key, streamed, group] = told.answer
                     progress.advance(task)
 
+                forms = itertools.product(self._cases, groups, (False, True))
                 try:
-                    await asyncio.gather(*(take(case, streamed=form) for case in self._cases for form in (False, True)))
+                    await asyncio.gather(*(take(case, group, streamed=form) for case, group, form in forms))
                 except StreamBroken as error:
                     raise ChaosError(f"no undisturbed answer: {error}") from error
 
@@ -198,9 +204,12 @@ class _Run:
         return AsyncOpenAI(base_url=f"{self.service.url}/v1", api_key="unused")
 
     async def _break_things(self) -> None:
-        plan = plan_faults(
-            self._options.seed, {kind.kind: kind.shape for kind in self._options.kinds}, self._options.duration_s
-        )
+        shapes = {kind.kind: kind.shape for kind in self._options.kinds}
+        turns = self._options.faults
+        if turns:
+            plan = plan_turns(self._options.seed, shapes, turns, len(self._layout.pool))
+        else:
+            plan = plan_faults(self._options.seed, shapes, self._options.duration_s)
         await self._watch.look()
         watching = [
             asyncio.create_task(self._watch.run(), name="watch"),
@@ -213,7 +222,10 @@ class _Run:
                     group.create_task(self._send_one_after_another(lane))
                 self._pending = len(plan)
                 for planned in plan:
-                    group.create_task(self._strike(planned)).add_done_callback(self._count_down)
+                    task = group.create_task(self._strike(planned))
+                    task.add_done_callback(self._count_down)
+                    if turns:
+                        await asyncio.wait([task])
             await asyncio.sleep(SETTLE_S)
             await self._watch.look()
         finally:
@@ -256,17 +268,35 @@ class _Run:
         self._compare(stream, case, told.answer)
 
     def _compare(self, stream: StreamRecord, case: Case, answer: ClientAnswer) -> None:
-        undisturbed = self._undisturbed[case.key, stream.streamed]
+        undisturbed = self._undisturbed[case.key, stream.streamed, self._find_group(answer)]
+        stream.changes, stream.unmarked = len(answer.marks), not (stream.error or answer.is_marked)
+        if stream.changes:
+            return self._compare_changed(stream, case, answer, undisturbed)
         units, expected = answer.units(case), undisturbed.units(case)
         stream.tokens = len(units) if answer.completion_tokens is None else answer.completion_tokens
         if stream.error and not units:
             stream.unfinished_tokens = len(expected)
-            return
+            return None
         stream.difference = answer.compare(case, undisturbed, whole=not stream.error)
         if stream.error:
             stream.unfinished_tokens = max(0, len(expected) - len(units))
         if stream.difference:
             stream.first_difference = describe_difference(expected, units, answer, undisturbed)
+
+    def _find_group(self, answer: ClientAnswer) -> str:
+        """Return the group that an answer began in, any where it never began; "" where all replicas are alike."""
+        known = [group for _, _, group in self._undisturbed]
+        return answer.groups[0] if known[0] and answer.groups else known[0]
+
+    def _compare_changed(self, stream: StreamRecord, case: Case, answer: ClientAnswer, own: ClientAnswer) -> None:
+        """Compare what an answer has of its first group with that group's; of the rest count the tokens."""
+        stream.tokens = answer.completion_tokens or 0
+        stream.difference = answer.keep_own(case).compare(case, own, whole=False)
+        if case.body.get("ignore_eos") and not stream.error:
+            more = stream.tokens - int(case.body["max_tokens"])
+            stream.difference += Difference(lost=max(0, -more), doubled=max(0, more))
+        if stream.difference:
+            stream.first_difference = f"{len(answer.marks)} changes of group: {answer.text[:_SHOWN_CHARS]!r}"
 
     async def _strike(self, planned: PlannedFault) -> None:
         """Make one fault, heal it, and wait until its victims serve again."""

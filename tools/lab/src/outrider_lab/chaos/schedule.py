@@ -31,6 +31,18 @@ class PlannedFault:
     pick: float
 
 
+def plan_turns(seed: int, shapes: Mapping[str, Shape], count: int, targets: int) -> list[PlannedFault]:
+    """Return faults that each begin when the one before is over, of each target in turn."""
+    drawn = random.Random(f"turns {seed}")  # noqa: S311  # which fault comes when is no secret
+    kinds = [drawn.choice(sorted(shapes)) for _ in range(count)]
+    return [
+        PlannedFault(
+            number, kind, 0.0, round(drawn.uniform(0.0, shapes[kind].longest_s), 3), (number % targets + 0.5) / targets
+        )
+        for number, kind in enumerate(kinds)
+    ]
+
+
 def plan_faults(
     seed: int,
     shapes: Mapping[str, Shape],

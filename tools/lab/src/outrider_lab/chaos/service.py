@@ -33,6 +33,7 @@ RESTART_AFTER_S = 2.0
 """As RestartSec of orchestrator/daemon/systemd/units/outrider.service."""
 _SHOWN_CHARS = 200
 _PID = re.compile(r"pid (\d+)")
+_FINGERPRINT = re.compile(r"fp_[0-9a-f]{12}")
 _ADDRESS = re.compile(r"ray node (\S+)")
 
 
@@ -42,7 +43,8 @@ class ChaosError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which workers there are. `hosts`: the addresses of the Ray nodes that they are spread over."""
+    """Which workers there are. `hosts`: the addresses of the Ray nodes that they are spread over. `pool`: how each
+    replica of `source` computes, where they are not alike."""
 
     model: Model
     runtime: Literal["local", "ray"]
@@ -51,6 +53,8 @@ class Layout:
     streams: int
     hosts: tuple[str, ...] = ()
     address: str = ""
+    source: str = ""
+    pool: tuple[dict[str, Any], ...] = ()
 
 
 def write_configuration(directory: Path, layout: Layout, port: int) -> Path:
@@ -69,12 +73,14 @@ def write_configuration(directory: Path, layout: Layout, port: int) -> Path:
         target["replicas"] = [{"host": layout.hosts[n % len(layout.hosts)]} for n in range(layout.replicas)]
         for number, one in enumerate(drafts):
             one["host"] = layout.hosts[(number + 1) % len(layout.hosts)]
+    if layout.pool:
+        target |= {"source": layout.source, "adapter": layout.pool[0]["adapter"], "replicas": list(layout.pool)}
     cluster: dict[str, Any] = {"runtime": layout.runtime}
     if layout.address:
         cluster["address"] = layout.address
     told = {
         "model": target,
-        "drafts": [{"method": "suffix"}, *drafts],
+        "drafts": [] if layout.pool else [{"method": "suffix"}, *drafts],
         "limits": {"max_running": max(16, layout.streams), "kv_cache": "64 MiB" if scripted else "512 MiB"},
         "cluster": cluster,
         "api": {"host": "127.0.0.1", "port": port, "admin_socket": str(directory / "admin.sock")},
@@ -84,6 +90,13 @@ def write_configuration(directory: Path, layout: Layout, port: int) -> Path:
     path = directory / "cluster.yaml"
     path.write_text(yaml.safe_dump(told, sort_keys=False), encoding="utf-8")
     return path
+
+
+def list_groups(url: str, model: str) -> list[str]:
+    """Return the fingerprints of all groups of equal bits: a request for one that is not there is told."""
+    body = {"model": model, "prompt": "a", "max_tokens": 1, "system_fingerprint": "fp_none"}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=STOP_WITHIN_S)
+    return sorted(set(_FINGERPRINT.findall(answer.text)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,16 @@ def cluster(
         typer.Option(help="The cores of a host, as in 0,1 (`all`: every core); once for each. Else three hosts."),
     ] = None,
     model: Annotated[
-        str, typer.Option(help="A model's source, as in cluster.yaml.")
-    ] = "simulated:toy?base_ms=2&row_ms=4",
-    adapter: Annotated[str, typer.Option(help="Its runtime; `auto` chooses.")] = "simulated",
+        str | None, typer.Option(help="A model's source, as in cluster.yaml. Else a simulated one.")
+    ] = None,
+    adapter: Annotated[str, typer.Option(help="Its runtime; `auto` chooses, with --mixed all of them.")] = "simulated",
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="Measure a pool of members that are not alike, and break each in turn.")
+    ] = False,
+    faults: Annotated[int, typer.Option(min=0, help="With --mixed: how often a member is killed or stopped.")] = 40,
+    seed: Annotated[int, typer.Option(help="With --mixed: of the faults and of the requests meanwhile.")] = 0,
     concurrency: Annotated[
-        list[int] | None, typer.Option(min=1, help="Requests at once; may be repeated. Else 1, 4 and 12.")
+        list[int] | None, typer.Option(min=1, help="Requests at once; may be repeated. Else 1, 4 and 12 (or 16).")
     ] = None,
     output_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 64,
     seconds: Annotated[float, typer.Option(min=1, help="How long each configuration is under load.")] = 12.0,
@@ -47,26 +52,37 @@ def cluster(
     from rich.console import Console
 
     from outrider_lab.bench.cluster.hosts import make_hosts
+    from outrider_lab.bench.cluster.mixed import BARS as MIXED_BARS
+    from outrider_lab.bench.cluster.mixed import SIMULATED, MixedBench, list_members
     from outrider_lab.bench.cluster.run import BARS, ClusterBench, ClusterLoad
 
     check_json_path(json_out)
-    sets = [_read_cores(one) for one in cores or _default_cores()]
+    sets = [_read_cores(one) for one in cores or (["all"] * 3 if mixed else _default_cores())]
     if len(sets) < 2:
         raise BenchError("--cores: a cluster has two hosts at least; give it once for each")
-    load = ClusterLoad(
-        {"source": model, "adapter": adapter}, tuple(sorted(set(concurrency or (1, 4, 12)))), output_tokens, seconds
-    )
+    model = model or (SIMULATED if mixed else "simulated:toy?base_ms=2&row_ms=4")
+    requests = tuple(sorted(set(concurrency or (1, 4, 16 if mixed else 12))))
+    load = ClusterLoad({"source": model, "adapter": adapter}, requests, output_tokens, seconds)
     console = Console(stderr=True)
+
+    def tell(line: str) -> None:
+        console.print(line, highlight=False)
+
     with tempfile.TemporaryDirectory(prefix="outrider-bench-store-") as scratch, make_hosts(sets) as hosts:
+        members = list_members(adapter, hosts) if mixed else []
         for number in range(len(sets)):
             with console.status(f"start Ray on host {number + 1} of {len(sets)}"):
                 hosts.join(number)
-        bench = ClusterBench(hosts, load, store or Path(scratch), lambda line: console.print(line, highlight=False))
-        with console.status("measure"):
-            result = bench.run()
+        kept = store or Path(scratch)
+        bench: ClusterBench | MixedBench = ClusterBench(hosts, load, kept, tell)
+        if mixed:
+            bench = MixedBench(hosts, members, load, kept, faults, seed, tell)
+        result = bench.run()
     result["environment"] = {**describe_machine(), "cores": [list(one) for one in sets], "model": model}
-    result = {**result, "bars": BARS}
+    result = {**result, "bars": MIXED_BARS if mixed else BARS}
     write_json(json_out, result)
+    if mixed:
+        return print_summary(result)
     for row in result["configurations"]:
         row["names"], row["uses"] = ", ".join(row["hosts"]), ", ".join(row["used"])
     print_rows("", _COLUMNS, result["configurations"])

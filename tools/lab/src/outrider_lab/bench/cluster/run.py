@@ -111,7 +111,7 @@ class ClusterBench:
             with serve(self.hosts, directory, config) as served:
                 plan = served.query("/admin/plan")
                 texts = [self._complete(served, prompt, seed) for prompt in _PROMPTS for seed in (None, 7)]
-                measured = measure_tokens_per_s(concurrency, tokens, self.load.seconds)
+                measured = sum(measure_tokens_per_s(served, concurrency, tokens, self.load.seconds).values())
                 return {
                     "hosts": names,
                     "concurrency": concurrency,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _READY_WITHIN_S = 300.0
 _STOP_WITHIN_S = 60.0
 _POLL_S = 0.2
 _ANSWER_S = 120.0
+_numbers = count()  # of prompts: no two begin alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ class Served:
         except (httpx.HTTPError, OSError, ValueError) as error:
             raise BenchError(f"the daemon does not answer: {error}; see {self.directory / 'log'}") from error
         return found
+
+    def count_tokens(self) -> dict[str, int]:
+        """Return how many tokens each replica has made for clients. Raises BenchError."""
+        replicas = self.query("/admin/status")["replicas"]
+        return {str(replica["name"]): int(replica["totals"]["generated"]) for replica in replicas}
 
     def places(self) -> list[str]:
         """Return the addresses of the hosts that targets run on now."""
@@ -148,39 +155,56 @@ def _wait_until_ready(process: subprocess.Popen[bytes], directory: Path, port: i
         time.sleep(_POLL_S)
 
 
-def measure_tokens_per_s(concurrency: int, tokens: tuple[int, int], seconds: float) -> float:
-    """Return the tokens that so many clients got in a second, each with its next request when one ends: over the last
-    three quarters of so long. `tokens`: of each prompt and of each answer. To be called on the daemon's host. Raises
-    BenchError."""
-    return asyncio.run(_measure(concurrency, tokens, seconds))
+def measure_tokens_per_s(
+    served: Served, concurrency: int, tokens: tuple[int, int], seconds: float, groups: Sequence[str] = ("",)
+) -> dict[str, float]:
+    """Return the tokens that each replica made in a second for so many clients, each with its next request when one
+    ends: over the last three quarters of so long, after which they hang up. `tokens`: of each prompt and of each
+    answer. `groups`: whose bits are asked for, by so many clients each; "" is any. To be called on the daemon's host.
+    Raises BenchError."""
+    return asyncio.run(_measure(served, concurrency, tokens, seconds, groups))
 
 
-async def _measure(concurrency: int, tokens: tuple[int, int], seconds: float) -> float:
+async def _measure(
+    served: Served, concurrency: int, tokens: tuple[int, int], seconds: float, groups: Sequence[str]
+) -> dict[str, float]:
     prompt_tokens, output_tokens = tokens
-    ends: list[tuple[float, int]] = []
-    began_s = time.monotonic()
-    until_s = began_s + seconds
 
-    async def ask_on(client: httpx.AsyncClient, number: int) -> None:
-        while time.monotonic() < until_s:
+    async def ask_on(client: httpx.AsyncClient, group: str) -> None:
+        while True:
             fields = {
                 "model": MODEL,
-                "prompt": await _write_prompt(client, number, prompt_tokens),
+                "prompt": await _write_prompt(client, next(_numbers), prompt_tokens),
                 "max_tokens": output_tokens,
                 "ignore_eos": True,
+                "temperature": 0,
+                **({"system_fingerprint": group} if group else {}),
             }
-            answer = await client.post("/v1/completions", json={**fields, "temperature": 0})
-            answer.raise_for_status()
-            ends.append((time.monotonic(), int(answer.json()["usage"]["completion_tokens"])))
-            number += concurrency
+            (await client.post("/v1/completions", json=fields)).raise_for_status()
+
+    async def count_steadily() -> dict[str, float]:
+        await asyncio.sleep(seconds / 4)
+        before, from_s = await asyncio.to_thread(served.count_tokens), time.monotonic()
+        await asyncio.sleep(3 * seconds / 4)
+        after, until_s = await asyncio.to_thread(served.count_tokens), time.monotonic()
+        return {name: (made - before.get(name, 0)) / (until_s - from_s) for name, made in after.items()}
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{_PORT}", timeout=_ANSWER_S, limits=limits) as client:
+        asking = [asyncio.ensure_future(ask_on(client, group)) for group in groups for _ in range(concurrency)]
+        counting = asyncio.ensure_future(count_steadily())
         try:
-            await asyncio.gather(*(ask_on(client, number) for number in range(concurrency)))
+            await asyncio.wait([counting, *asking], return_when=asyncio.FIRST_COMPLETED)
+            for failed in asking:
+                if failed.done():
+                    failed.result()
+            return await counting
         except httpx.HTTPError as error:
             raise BenchError(f"a request failed under load: {error!r}") from error
-    return _count_steadily(ends, began_s, until_s)
+        finally:
+            for task in (counting, *asking):
+                task.cancel()
+            await asyncio.gather(counting, *asking, return_exceptions=True)
 
 
 async def _write_prompt(client: httpx.AsyncClient, number: int, tokens: int) -> list[int]:
@@ -189,12 +213,3 @@ async def _write_prompt(client: httpx.AsyncClient, number: int, tokens: int) -> 
     answer = await client.post("/tokenize", json={"model": MODEL, "prompt": text, "add_special_tokens": False})
     found: list[int] = answer.raise_for_status().json()["tokens"]
     return (found * (tokens // len(found) + 1))[:tokens]
-
-
-def _count_steadily(ends: Sequence[tuple[float, int]], began_s: float, until_s: float) -> float:
-    """Return tokens per second over the middle: without the requests that began together, and without the tail."""
-    from_s = began_s + (until_s - began_s) / 4
-    middle = [(end_s, tokens) for end_s, tokens in ends if from_s <= end_s <= until_s]
-    if len(middle) < 2:  # a slow device: all there is
-        return sum(tokens for _, tokens in ends) / max(1e-9, max((end_s for end_s, _ in ends), default=1.0) - began_s)
-    return sum(tokens for _, tokens in middle) / (until_s - from_s)

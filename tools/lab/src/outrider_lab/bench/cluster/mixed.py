@@ -1,0 +1,266 @@
+"""A pool of members that are not alike, over hosts: what each decodes alone, what all do together, what a plan says of
+both, and what clients lose while each member is killed and stopped in turn."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from adapters.simulated.adapter import DEVICES_VARIABLE
+from device_profiles.device_names import is_same_device
+from orchestrator.config.load import load_config
+from orchestrator.planning.here import PresentHost, PresentLinks
+from orchestrator.planning.profiling.work import profile_store
+from orchestrator.planning.proposal import PlanProposal, build_proposal, propose_hosts
+from orchestrator.planning.wanted import build_request_from_config
+from outrider_lab.bench.cluster.hosts import BenchHosts
+from outrider_lab.bench.cluster.run import ClusterLoad
+from outrider_lab.bench.cluster.served import MODEL, Served, measure_tokens_per_s, serve, wait_until
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.chaos.faults.processes import KillTarget, StopTarget
+from outrider_lab.chaos.run import Options, make_run
+from outrider_lab.chaos.service import Layout, list_groups
+from policies.planning.plan import Inventory
+
+BARS = {
+    "pool_vs_sum": (0.9, "at least"),
+    "worst_vs_best_single": (0.97, "at least"),
+    "median_error": (0.15, "at most"),
+    "worst_error": (0.30, "at most"),
+    "client_errors": (0, "at most"),
+    "unmarked_changes": (0, "at most"),
+    "lost_tokens": (0, "at most"),
+    "doubled_tokens": (0, "at most"),
+}
+SIMULATED = "simulated:toy?base_ms=20&row_ms=1&other_ms=20&other_bits=1"
+"""Four devices of which each has other bits, and the last takes four times as long as the first."""
+_PLACES = 4  # of a member: sixteen requests at once are as many as four members take
+_ALL_SERVE_S = 300.0
+Member = dict[str, Any]
+"""An item of `model.replicas`."""
+
+
+def list_members(adapter: str, hosts: BenchHosts) -> list[Member]:
+    """Return a member of each kind: four simulated devices, or the four runtimes, each on a core of its own as far as
+    there are so many."""
+    cores = sorted(os.sched_getaffinity(0))
+    places = [
+        {"host": hosts.hosts[min(number, len(hosts.hosts) - 1)].address, "max_running": _PLACES} for number in range(4)
+    ]
+    if adapter == "simulated":
+        os.environ[DEVICES_VARIABLE] = str(len(places))
+        names = ("SIM", *(f"SIM.{number}" for number in range(1, len(places))))
+        return [{**place, "adapter": adapter, "device": name} for place, name in zip(places, names, strict=True)]
+    runtimes = ("openvino_rt", "onnx_rt", "llama_cpp", "torch_device")
+    return [
+        {**place, "adapter": name, "device": "CPU", "cores": [cores[number % len(cores)]]}
+        for number, (place, name) in enumerate(zip(places, runtimes, strict=True))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedBench:
+    """`members` of a pool on `hosts` that have Ray. `load`: as of ClusterBench. `faults`: so many strike all of them,
+    drawn by `seed`. `tell` is called with a line for each result."""
+
+    hosts: BenchHosts
+    members: Sequence[Member]
+    load: ClusterLoad
+    store: Path
+    faults: int
+    seed: int
+    tell: Callable[[str], object]
+
+    def run(self) -> dict[str, Any]:
+        """Return `summary`, the `configurations` and what the faults did. Raises BenchError or ChaosError."""
+        with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
+            directory = Path(scratch)
+            self._profile(directory)
+            rows: list[dict[str, Any]] = []
+            for number, pool in enumerate(self._list_pools()):
+                rows += self.hosts.run_on(0, lambda pool=pool, at=directory / str(number): self._measure(pool, at))  # type: ignore[misc]
+        broken = self.hosts.run_on(0, self._break_members) if self.faults else None
+        return {"summary": self._summarise(rows, broken), "configurations": rows, "faults": broken}
+
+    def _list_pools(self) -> list[Sequence[Member]]:
+        """Return the pools that are measured: of real devices as many at a time as each has a core of its own."""
+        count = len({core for member in self.members for core in member.get("cores", ())}) or len(self.members)
+        return [self.members[at : at + count] for at in range(0, len(self.members), count)]
+
+    def _build_config(self, pool: Sequence[Member], concurrency: int = 1) -> dict[str, Any]:
+        return {
+            "model": {**self.load.model, "name": MODEL, "adapter": pool[0]["adapter"], "replicas": list(pool)},
+            "drafts": [],
+            "placement": {
+                "concurrency": concurrency,
+                "prompt_tokens": self.load.prompt_tokens,
+                "output_tokens": self.load.output_tokens,
+            },
+            "limits": {"max_running": _PLACES},
+            "store": {"directory": str(self.store)},
+        }
+
+    def _profile(self, directory: Path) -> None:
+        """Measure what each member's device costs, on one core where it has one. Raises BenchError."""
+        path = directory / "profile.yaml"
+        config = self._build_config(self.members[:1])
+        config["model"].pop("replicas")
+        cores = self.members[0].get("cores", ())
+        path.write_text(yaml.safe_dump({**config, "devices": {"cores": list(cores)}}), encoding="utf-8")
+        devices = (f"--device={member['adapter']}:{member['device']}" for member in self.members)
+        command = [sys.executable, "-m", "orchestrator.cli.main", "profile", "--force", "--config", str(path)]
+        done = subprocess.run([*command, *devices], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BenchError(f"a member cannot be profiled: {' | '.join(done.stderr.splitlines()[-3:])}")
+
+    def _measure(self, pool: Sequence[Member], directory: Path) -> list[dict[str, Any]]:
+        """Measure each member alone and the pool, at each load. Of real members all are measured at once, by requests
+        that ask for their bits."""
+        together = bool(pool[0].get("cores"))
+        tokens = (self.load.prompt_tokens, self.load.output_tokens)
+        rows = []
+        with serve(self.hosts, directory, self._build_config(pool)) as served:
+            wait_until(lambda: _all_serve(served), _ALL_SERVE_S, "all members serve")
+            groups = list_groups(served.url.removesuffix("/v1"), MODEL)
+            if len(groups) < len(pool):
+                raise BenchError(f"{len(pool)} members are of {len(groups)} groups, so none can be asked alone")
+            for concurrency in self.load.concurrencies:
+                alone: dict[str, float] = {}
+                for asked in [groups] if together else [[group] for group in groups]:
+                    made = measure_tokens_per_s(served, concurrency, tokens, self.load.seconds, asked)
+                    alone = {name: max(rate, alone.get(name, 0.0)) for name, rate in made.items()}
+                shares = measure_tokens_per_s(served, concurrency, tokens, self.load.seconds)
+                planned = _plan(served.directory / "cluster.yaml", self._build_config(pool, concurrency), pool)
+                row = {
+                    "concurrency": concurrency,
+                    "members": [f"{member['adapter']} {member['device']}" for member in pool],
+                    "alone_tokens_per_s": list(alone.values()),
+                    "shares_tokens_per_s": list(shares.values()),
+                    "measured_tokens_per_s": sum(shares.values()),
+                    "predicted_alone_tokens_per_s": planned[:-1],
+                    "predicted_tokens_per_s": planned[-1],
+                }
+                rows.append(row)
+                self.tell(_describe(row))
+        return rows
+
+    def _break_members(self) -> dict[str, Any]:
+        """Kill and stop each member in turn under load; returns the report of chaos. Raises ChaosError."""
+        scripted = self.members[0]["adapter"] == "simulated"
+        layout = Layout(
+            *("scripted" if scripted else "default", "ray", len(self.members), 0, 2 * len(self.members)),
+            address=self.hosts.address,
+            source=str(self.load.model["source"]),
+            pool=tuple(self.members),
+        )
+        options = Options(self.seed, 0.0, layout, (KillTarget, StopTarget), {}, faults=self.faults)
+        os.environ.update(self.hosts.token)
+        return make_run(options, Console(stderr=True))
+
+    def _summarise(self, rows: Sequence[dict[str, Any]], broken: dict[str, Any] | None) -> dict[str, Any]:
+        most = max(self.load.concurrencies)
+        errors = [
+            abs(predicted / measured - 1.0)
+            for row in rows
+            for predicted, measured in zip(
+                [*row["predicted_alone_tokens_per_s"], row["predicted_tokens_per_s"]],
+                [*row["alone_tokens_per_s"], row["measured_tokens_per_s"]],
+                strict=True,
+            )
+        ]
+        told = broken["summary"] if broken is not None else {}
+        lost = {name: told.get(name) for name in ("client_errors", "lost_tokens", "doubled_tokens")}
+        changes = {name: told.get(name) for name in ("changed_group", "unmarked_changes")}
+        return {
+            "groups": len(self.members),
+            "members": [f"{member['adapter']} {member['device']}" for member in self.members],
+            "pool_vs_sum": min(
+                row["measured_tokens_per_s"] / sum(row["alone_tokens_per_s"])
+                for row in rows
+                if row["concurrency"] == most
+            ),
+            "worst_vs_best_single": min(row["measured_tokens_per_s"] / max(row["alone_tokens_per_s"]) for row in rows),
+            "median_error": statistics.median(errors),
+            "worst_error": max(errors),
+            **changes,
+            **lost,
+            "identical": not told["wrong_tokens"] if told else None,
+        }
+
+
+def _all_serve(served: Served) -> bool:
+    phases = {replica["phase"] for replica in served.query("/admin/status")["replicas"]}
+    if "failed" in phases:
+        raise BenchError(f"a member has failed; see {served.directory / 'log'}")
+    return phases == {"ready"}
+
+
+def _plan(path: Path, config: dict[str, Any], pool: Sequence[Member]) -> list[float]:
+    """Return the tokens/s that are planned for each member alone, and for the pool, from what is stored of their
+    devices: by the code that plans. Raises PlanError."""
+    written = path.with_name("plan.yaml")
+    written.write_text(yaml.safe_dump({**config, "model": {**config["model"], "replicas": 1}}), encoding="utf-8")
+    loaded = load_config(written)
+    store, request = profile_store(loaded), build_request_from_config(loaded, written.parent)
+    kinds = frozenset(device.hardware for device in store.devices())
+    alone: list[PlanProposal] = []
+    for number, member in enumerate(pool):
+        host = PresentHost(f"member{number}", kinds, devices=(member["device"],), cores=len(member.get("cores", ())))
+        alone.append(
+            propose_hosts(
+                request,
+                store,
+                [host],
+                PresentLinks(),
+                lambda option, device, member=member: (
+                    option.runtime == member["adapter"]  # type: ignore[misc]
+                    and is_same_device(device, member["device"])
+                ),
+            )
+        )
+    proposals = [_rename_profiles(proposal, f"member{number} ") for number, proposal in enumerate(alone)]
+    clusters = [proposal.cluster for proposal in proposals]
+    cluster = Inventory(
+        *(
+            tuple(each for known in clusters for each in getattr(known, name))
+            for name in ("hosts", "devices", "options")
+        )
+    )
+    behind = {name: source for proposal in proposals for name, source in proposal.behind.items()}
+    together = replace(request, replicas=len(pool), least_replicas=len(pool))
+    whole = build_proposal(cluster, together, behind)
+    return [proposal.plan.goodput_tokens_per_s for proposal in (*alone, whole)]
+
+
+def _rename_profiles(proposal: PlanProposal, prefix: str) -> PlanProposal:
+    """Let a member's devices have options of their own, though another one's device is the same."""
+    cluster = proposal.cluster
+    devices = tuple(replace(device, profile=prefix + device.profile) for device in cluster.devices)
+    options = tuple(replace(option, profile=prefix + option.profile) for option in cluster.options)
+    behind = {prefix + name: source for name, source in proposal.behind.items()}
+    return replace(proposal, cluster=replace(cluster, devices=devices, options=options), behind=behind)
+
+
+def _describe(row: dict[str, Any]) -> str:
+    members = ", ".join(
+        f"{name} {rate:.1f} ({planned:.1f} planned, {share:.1f} in the pool)"
+        for name, rate, planned, share in zip(
+            row["members"],
+            row["alone_tokens_per_s"],
+            row["predicted_alone_tokens_per_s"],
+            row["shares_tokens_per_s"],
+            strict=True,
+        )
+    )
+    pool = f"{row['measured_tokens_per_s']:.1f} ({row['predicted_tokens_per_s']:.1f} planned)"
+    return f"{row['concurrency']} at once, tokens/s: {members}; the pool {pool}"
