@@ -271,12 +271,13 @@ class _Run:
         undisturbed = self._undisturbed[case.key, stream.streamed, self._find_group(answer)]
         stream.changes, stream.unmarked = len(answer.marks), not (stream.error or answer.is_marked)
         if stream.changes:
-            return self._compare_changed(stream, case, answer, undisturbed)
+            self._compare_changed(stream, case, answer, undisturbed)
+            return
         units, expected = answer.units(case), undisturbed.units(case)
         stream.tokens = len(units) if answer.completion_tokens is None else answer.completion_tokens
         if stream.error and not units:
             stream.unfinished_tokens = len(expected)
-            return None
+            return
         stream.difference = answer.compare(case, undisturbed, whole=not stream.error)
         if stream.error:
             stream.unfinished_tokens = max(0, len(expected) - len(units))

@@ -34,13 +34,12 @@ class PlannedFault:
 def plan_turns(seed: int, shapes: Mapping[str, Shape], count: int, targets: int) -> list[PlannedFault]:
     """Return faults that each begin when the one before is over, of each target in turn."""
     drawn = random.Random(f"turns {seed}")  # noqa: S311  # which fault comes when is no secret
-    kinds = [drawn.choice(sorted(shapes)) for _ in range(count)]
-    return [
-        PlannedFault(
-            number, kind, 0.0, round(drawn.uniform(0.0, shapes[kind].longest_s), 3), (number % targets + 0.5) / targets
-        )
-        for number, kind in enumerate(kinds)
-    ]
+    faults = []
+    for number in range(count):
+        kind = drawn.choice(sorted(shapes))
+        hold_s = round(drawn.uniform(0.0, shapes[kind].longest_s), 3)
+        faults.append(PlannedFault(number, kind, 0.0, hold_s, (number % targets + 0.5) / targets))
+    return faults
 
 
 def plan_faults(

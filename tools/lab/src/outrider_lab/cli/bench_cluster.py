@@ -82,7 +82,8 @@ def cluster(
     result = {**result, "bars": MIXED_BARS if mixed else BARS}
     write_json(json_out, result)
     if mixed:
-        return print_summary(result)
+        print_summary(result)
+        return
     for row in result["configurations"]:
         row["names"], row["uses"] = ", ".join(row["hosts"]), ", ".join(row["used"])
     print_rows("", _COLUMNS, result["configurations"])

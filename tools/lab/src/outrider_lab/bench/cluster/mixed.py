@@ -42,9 +42,10 @@ BARS = {
     "lost_tokens": (0, "at most"),
     "doubled_tokens": (0, "at most"),
 }
-SIMULATED = "simulated:toy?base_ms=20&row_ms=1&other_ms=20&other_bits=1"
+SIMULATED = "simulated:toy?base_ms=40&row_ms=2&other_ms=40&other_bits=1"
 """Four devices of which each has other bits, and the last takes four times as long as the first."""
-_PLACES = 4  # of a member: sixteen requests at once are as many as four members take
+_PLACES = 16  # of a member: the most requests at once for which each is measured alone. Bounds time.
+_LOAD = 2  # requests for each place of a loaded pool: with one, routing leaves the slowest member idle at times.
 _ALL_SERVE_S = 300.0
 Member = dict[str, Any]
 """An item of `model.replicas`."""
@@ -54,9 +55,8 @@ def list_members(adapter: str, hosts: BenchHosts) -> list[Member]:
     """Return a member of each kind: four simulated devices, or the four runtimes, each on a core of its own as far as
     there are so many."""
     cores = sorted(os.sched_getaffinity(0))
-    places = [
-        {"host": hosts.hosts[min(number, len(hosts.hosts) - 1)].address, "max_running": _PLACES} for number in range(4)
-    ]
+    addresses = [host.address for host in hosts.hosts]
+    places = [{"host": addresses[min(number, len(addresses) - 1)], "max_running": _PLACES} for number in range(4)]
     if adapter == "simulated":
         os.environ[DEVICES_VARIABLE] = str(len(places))
         names = ("SIM", *(f"SIM.{number}" for number in range(1, len(places))))
@@ -152,6 +152,10 @@ class MixedBench:
                 }
                 rows.append(row)
                 self.tell(_describe(row))
+            full = _LOAD * _PLACES * len(pool)
+            loaded = sum(measure_tokens_per_s(served, full, tokens, 2 * self.load.seconds).values())
+            rows[-1] |= {"loaded_requests": full, "loaded_tokens_per_s": loaded}
+            self.tell(f"{full} at once, tokens/s: the pool {loaded:.1f}")
         return rows
 
     def _break_members(self) -> dict[str, Any]:
@@ -168,7 +172,6 @@ class MixedBench:
         return make_run(options, Console(stderr=True))
 
     def _summarise(self, rows: Sequence[dict[str, Any]], broken: dict[str, Any] | None) -> dict[str, Any]:
-        most = max(self.load.concurrencies)
         errors = [
             abs(predicted / measured - 1.0)
             for row in rows
@@ -185,9 +188,9 @@ class MixedBench:
             "groups": len(self.members),
             "members": [f"{member['adapter']} {member['device']}" for member in self.members],
             "pool_vs_sum": min(
-                row["measured_tokens_per_s"] / sum(row["alone_tokens_per_s"])
+                row["loaded_tokens_per_s"] / sum(row["alone_tokens_per_s"])
                 for row in rows
-                if row["concurrency"] == most
+                if "loaded_tokens_per_s" in row
             ),
             "worst_vs_best_single": min(row["measured_tokens_per_s"] / max(row["alone_tokens_per_s"]) for row in rows),
             "median_error": statistics.median(errors),
@@ -230,12 +233,8 @@ def _plan(path: Path, config: dict[str, Any], pool: Sequence[Member]) -> list[fl
         )
     proposals = [_rename_profiles(proposal, f"member{number} ") for number, proposal in enumerate(alone)]
     clusters = [proposal.cluster for proposal in proposals]
-    cluster = Inventory(
-        *(
-            tuple(each for known in clusters for each in getattr(known, name))
-            for name in ("hosts", "devices", "options")
-        )
-    )
+    parts = ("hosts", "devices", "options")
+    cluster = Inventory(*(tuple(each for known in clusters for each in getattr(known, part)) for part in parts))
     behind = {name: source for proposal in proposals for name, source in proposal.behind.items()}
     together = replace(request, replicas=len(pool), least_replicas=len(pool))
     whole = build_proposal(cluster, together, behind)
