@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from adapters.free_port import find_free_port
 from adapters.hardware import processor
+from outrider_lab.bench.cluster.hosts import BenchHosts
 from outrider_lab.chaos import records
 from outrider_lab.chaos.answers import ClientAnswer
 from outrider_lab.chaos.cases import Case, Lengths, make_cases
@@ -36,7 +37,7 @@ from outrider_lab.chaos.faults.links import find_host_obstacle
 from outrider_lab.chaos.faults.processes import KillDaemon
 from outrider_lab.chaos.faults.storage import SMALL_MIB, DiskFull, small_file_system
 from outrider_lab.chaos.faults.traffic import Poison
-from outrider_lab.chaos.hosts import RayHosts, two_hosts
+from outrider_lab.chaos.hosts import two_hosts
 from outrider_lab.chaos.records import FaultRecord, StreamRecord
 from outrider_lab.chaos.report import read_warnings, stream_row
 from outrider_lab.chaos.schedule import PlannedFault, plan_faults, plan_turns
@@ -56,8 +57,8 @@ _REDRAW_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asked for. `faults`: so many, one after the other, each of the next worker; 0: as many as
-    the time has room for."""
+    """What is asked for. `faults`: so many, one after the other, each of the next worker; 0: as many as the time has
+    room for. `hosts`: with Ray on them, where they are there."""
 
     seed: int
     duration_s: float
@@ -67,6 +68,7 @@ class Options:
     prompts: Path | None = None
     json_out: Path | None = None
     faults: int = 0
+    hosts: BenchHosts | None = None
 
 
 def make_run(options: Options, console: Console) -> dict[str, Any]:
@@ -76,13 +78,13 @@ def make_run(options: Options, console: Console) -> dict[str, Any]:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         environment, hosts = _prepare(options, directory, stack)
         run = _Run(options, directory, environment, hosts, console)
-        report = asyncio.run(run.make()) if hosts is None else hosts.on_near(lambda: asyncio.run(run.make()))
+        report = asyncio.run(run.make()) if hosts is None else hosts.run_on(0, lambda: asyncio.run(run.make()))
         if options.json_out is not None:
             shutil.copyfile(run.service.log, options.json_out.with_suffix(".log"))
     return report
 
 
-def _prepare(options: Options, directory: Path, stack: ExitStack) -> tuple[dict[str, str], RayHosts | None]:
+def _prepare(options: Options, directory: Path, stack: ExitStack) -> tuple[dict[str, str], BenchHosts | None]:
     """Make what faults need before the daemon starts: a small file system, a wall clock of its own, two hosts."""
     state = directory / "state"
     state.mkdir()
@@ -96,10 +98,11 @@ def _prepare(options: Options, directory: Path, stack: ExitStack) -> tuple[dict[
     }
     if ClockJump in options.kinds:
         environment |= build_shim(directory)
-    hosts = None
-    if options.layout.runtime == "ray" and not options.layout.address and not find_host_obstacle():
+    hosts = options.hosts
+    if hosts is None and options.layout.runtime == "ray" and not find_host_obstacle():
         hosts = stack.enter_context(two_hosts(environment))
-        environment |= hosts.environment
+    if hosts is not None:
+        environment |= hosts.token
     return environment, hosts
 
 
@@ -115,13 +118,13 @@ class _Run:
         options: Options,
         directory: Path,
         environment: dict[str, str],
-        hosts: RayHosts | None,
+        hosts: BenchHosts | None,
         console: Console,
     ) -> None:
         layout = options.layout
         if hosts is not None:
             layout = Layout(
-                **{**asdict(layout), "hosts": (hosts.near_ip, hosts.far_ip), "address": hosts.address},
+                **{**asdict(layout), "hosts": tuple(host.address for host in hosts.hosts), "address": hosts.address},
             )
         port = find_free_port()
         self._options, self._console = options, console

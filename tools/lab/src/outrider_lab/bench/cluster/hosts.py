@@ -10,11 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import psutil
@@ -50,11 +52,13 @@ class BenchHost:
 
 @dataclass(slots=True)
 class BenchHosts:
-    """The hosts, of which the first has Ray's head. `token`: what joins Ray needs in its environment."""
+    """The hosts, of which the first has Ray's head. `token`: what joins Ray needs in its environment. `cable`: what
+    lies between the hosts, where that is a process."""
 
     hosts: list[BenchHost]
     directory: Path
     token: dict[str, str] = field(default_factory=dict)
+    cable: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
@@ -67,8 +71,10 @@ class BenchHosts:
         return run_on_host(host.name, function, host.cores)
 
     def join(self, number: int) -> None:
-        """Start a host's Ray node, and wait until it runs. Raises HostsError."""
+        """Start a host's Ray node unless it is there, and wait until it runs. Raises HostsError."""
         host = self.hosts[number]
+        if host.node is not None and host.node.poll() is None:
+            return
         arguments: tuple[str, ...]
         if number == 0:
             (self.directory / "ray_current_cluster").unlink(missing_ok=True)  # Ray would look for that one's processes
@@ -93,14 +99,22 @@ class BenchHosts:
             end_session(node)
 
     def close(self) -> None:
-        """End Ray on all hosts, the head last."""
+        """End Ray on all hosts, the head last, and what lies between them."""
         for number in reversed(range(len(self.hosts))):
             self.leave(number)
+        if self.cable is not None:
+            self.cable.kill()
+            self.cable.wait()
 
 
 @contextmanager
-def make_hosts(cores: Sequence[Sequence[int]]) -> Iterator[BenchHosts]:
-    """Make a host for each of these sets of cores, without Ray, and take all away in the end. Raises HostsError."""
+def make_hosts(
+    cores: Sequence[Sequence[int]],
+    connect: Callable[[BenchHosts], None] | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[BenchHosts]:
+    """Make a host for each of these sets of cores, without Ray, and take all away in the end. `connect`: what lays
+    cables to their `eth0`, else they are on a switch. `environment`: of Ray. Raises HostsError."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
         raise HostsError("hosts are network namespaces, which need Linux, root and iproute2")
     pid, subnet = os.getpid(), os.getpid() % _SUBNETS
@@ -111,16 +125,13 @@ def make_hosts(cores: Sequence[Sequence[int]]) -> Iterator[BenchHosts]:
     ]
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(_TOKEN_BYTES).hex(), "RAY_USAGE_STATS_ENABLED": "0"}
     directory = Path(tempfile.mkdtemp(prefix="ob"))
-    made = BenchHosts(hosts, directory, token)
+    made = BenchHosts(hosts, directory, {**environment, **token})
     try:
         run_ip("netns", "add", switch)
-        run_ip("-n", switch, "link", "add", "switch", "type", "bridge")
-        run_ip("-n", switch, "link", "set", "switch", "up")
-        for number, host in enumerate(hosts):
+        for host in hosts:
             run_ip("netns", "add", host.name)
-            port = f"port{number}"
-            run_ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.name)
-            run_ip("-n", switch, "link", "set", port, "master", "switch", "up")
+        (connect or partial(_connect_by_switch, switch))(made)
+        for host in hosts:
             set_address(host.name, host.address)
         yield made
     except subprocess.CalledProcessError as error:
@@ -131,6 +142,15 @@ def make_hosts(cores: Sequence[Sequence[int]]) -> Iterator[BenchHosts]:
             with suppress(subprocess.CalledProcessError):
                 run_ip("netns", "delete", name)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _connect_by_switch(switch: str, made: BenchHosts) -> None:
+    run_ip("-n", switch, "link", "add", "switch", "type", "bridge")
+    run_ip("-n", switch, "link", "set", "switch", "up")
+    for number, host in enumerate(made.hosts):
+        port = f"port{number}"
+        run_ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+        run_ip("-n", switch, "link", "set", port, "master", "switch", "up")
 
 
 def run_on_host(name: str, function: Callable[[], _T], cores: Sequence[int] = ()) -> _T:

@@ -10,6 +10,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -46,34 +49,36 @@ SIMULATED = "simulated:toy?base_ms=40&row_ms=2&other_ms=40&other_bits=1"
 """Four devices of which each has other bits, and the last takes four times as long as the first."""
 _PLACES = 16  # of a member: the most requests at once for which each is measured alone. Bounds time.
 _LOAD = 2  # requests for each place of a loaded pool: with one, routing leaves the slowest member idle at times.
+_PROFILE_S = 8.0  # as `outrider profile` measures
 _ALL_SERVE_S = 300.0
+_PARTS = ("hosts", "devices", "options")  # of an Inventory
+_RUNTIMES = ("openvino_rt", "onnx_rt", "llama_cpp", "torch_device")
 Member = dict[str, Any]
 """An item of `model.replicas`."""
 
 
-def list_members(adapter: str, hosts: BenchHosts) -> list[Member]:
+def list_members(adapter: str, hosts: BenchHosts | None = None) -> list[Member]:
     """Return a member of each kind: four simulated devices, or the four runtimes, each on a core of its own as far as
-    there are so many."""
+    there are so many. Without hosts all are on this machine."""
     cores = sorted(os.sched_getaffinity(0))
-    addresses = [host.address for host in hosts.hosts]
-    places = [{"host": addresses[min(number, len(addresses) - 1)], "max_running": _PLACES} for number in range(4)]
-    if adapter == "simulated":
-        os.environ[DEVICES_VARIABLE] = str(len(places))
-        names = ("SIM", *(f"SIM.{number}" for number in range(1, len(places))))
-        return [{**place, "adapter": adapter, "device": name} for place, name in zip(places, names, strict=True)]
-    runtimes = ("openvino_rt", "onnx_rt", "llama_cpp", "torch_device")
-    return [
-        {**place, "adapter": name, "device": "CPU", "cores": [cores[number % len(cores)]]}
-        for number, (place, name) in enumerate(zip(places, runtimes, strict=True))
-    ]
+    members: list[Member] = [{"max_running": _PLACES} for _ in range(4)]
+    for number, member in enumerate(members):
+        if hosts is not None:
+            member["host"] = hosts.hosts[min(number, len(hosts.hosts) - 1)].address
+        if adapter == "simulated":
+            member |= {"adapter": adapter, "device": f"SIM.{number}" if number else "SIM"}
+        else:
+            member |= {"adapter": _RUNTIMES[number], "device": "CPU", "cores": [cores[number % len(cores)]]}
+    os.environ[DEVICES_VARIABLE] = str(len(members))  # of the simulated ones
+    return members
 
 
 @dataclass(frozen=True, slots=True)
 class MixedBench:
-    """`members` of a pool on `hosts` that have Ray. `load`: as of ClusterBench. `faults`: so many strike all of them,
-    drawn by `seed`. `tell` is called with a line for each result."""
+    """`members` of a pool on `hosts` that have Ray, or on this machine. `load`: as of ClusterBench. `faults`: so many
+    strike all of them, drawn by `seed`. `tell` is called with a line for each result."""
 
-    hosts: BenchHosts
+    hosts: BenchHosts | None
     members: Sequence[Member]
     load: ClusterLoad
     store: Path
@@ -88,8 +93,9 @@ class MixedBench:
             self._profile(directory)
             rows: list[dict[str, Any]] = []
             for number, pool in enumerate(self._list_pools()):
-                rows += self.hosts.run_on(0, lambda pool=pool, at=directory / str(number): self._measure(pool, at))  # type: ignore[misc]
-        broken = self.hosts.run_on(0, self._break_members) if self.faults else None
+                measure = partial(self._measure, pool, directory / str(number))
+                rows += measure() if self.hosts is None else self.hosts.run_on(0, measure)
+        broken = self._break_members() if self.faults else None
         return {"summary": self._summarise(rows, broken), "configurations": rows, "faults": broken}
 
     def _list_pools(self) -> list[Sequence[Member]]:
@@ -108,6 +114,7 @@ class MixedBench:
             },
             "limits": {"max_running": _PLACES},
             "store": {"directory": str(self.store)},
+            **({"cluster": {"runtime": "local"}} if self.hosts is None else {}),
         }
 
     def _profile(self, directory: Path) -> None:
@@ -119,6 +126,7 @@ class MixedBench:
         path.write_text(yaml.safe_dump({**config, "devices": {"cores": list(cores)}}), encoding="utf-8")
         devices = (f"--device={member['adapter']}:{member['device']}" for member in self.members)
         command = [sys.executable, "-m", "orchestrator.cli.main", "profile", "--force", "--config", str(path)]
+        command.append(f"--seconds={min(_PROFILE_S, self.load.seconds)}")
         done = subprocess.run([*command, *devices], capture_output=True, text=True, check=False)
         if done.returncode:
             raise BenchError(f"a member cannot be profiled: {' | '.join(done.stderr.splitlines()[-3:])}")
@@ -162,14 +170,15 @@ class MixedBench:
         """Kill and stop each member in turn under load; returns the report of chaos. Raises ChaosError."""
         scripted = self.members[0]["adapter"] == "simulated"
         layout = Layout(
-            *("scripted" if scripted else "default", "ray", len(self.members), 0, 2 * len(self.members)),
-            address=self.hosts.address,
+            *("scripted" if scripted else "default", "local" if self.hosts is None else "ray"),
+            *(len(self.members), 0, 2 * len(self.members)),
             source=str(self.load.model["source"]),
             pool=tuple(self.members),
         )
-        options = Options(self.seed, 0.0, layout, (KillTarget, StopTarget), {}, faults=self.faults)
-        os.environ.update(self.hosts.token)
-        return make_run(options, Console(stderr=True))
+        kinds = (KillTarget, StopTarget)
+        return make_run(
+            Options(self.seed, 0.0, layout, kinds, {}, faults=self.faults, hosts=self.hosts), Console(stderr=True)
+        )
 
     def _summarise(self, rows: Sequence[dict[str, Any]], broken: dict[str, Any] | None) -> dict[str, Any]:
         errors = [
@@ -233,8 +242,8 @@ def _plan(path: Path, config: dict[str, Any], pool: Sequence[Member]) -> list[fl
         )
     proposals = [_rename_profiles(proposal, f"member{number} ") for number, proposal in enumerate(alone)]
     clusters = [proposal.cluster for proposal in proposals]
-    parts = ("hosts", "devices", "options")
-    cluster = Inventory(*(tuple(each for known in clusters for each in getattr(known, part)) for part in parts))
+    hosts, devices, options = (chain.from_iterable(map(attrgetter(part), clusters)) for part in _PARTS)
+    cluster = Inventory(tuple(hosts), tuple(devices), tuple(options))
     behind = {name: source for proposal in proposals for name, source in proposal.behind.items()}
     together = replace(request, replicas=len(pool), least_replicas=len(pool))
     whole = build_proposal(cluster, together, behind)

@@ -190,7 +190,8 @@ async def _measure(
         return {name: (made - before.get(name, 0)) / (until_s - from_s) for name, made in after.items()}
 
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{_PORT}", timeout=_ANSWER_S, limits=limits) as client:
+    root = served.url.removesuffix("/v1")
+    async with httpx.AsyncClient(base_url=root, timeout=_ANSWER_S, limits=limits) as client:
         asking = [asyncio.ensure_future(ask_on(client, group)) for group in groups for _ in range(concurrency)]
         counting = asyncio.ensure_future(count_steadily())
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from outrider_lab.chaos.hosts import RayHosts
+from outrider_lab.bench.cluster.hosts import BenchHosts
 from outrider_lab.chaos.records import FaultRecord
 from outrider_lab.chaos.schedule import PlannedFault, Shape
 from outrider_lab.chaos.service import Layout, Service, WorkerSeen
@@ -30,7 +30,7 @@ class Arena:
     state: Path
     now_s: Callable[[], float]
     clock: Path | None = None
-    hosts: RayHosts | None = None
+    hosts: BenchHosts | None = None
 
     @property
     def kept_workers(self) -> list[WorkerSeen]:

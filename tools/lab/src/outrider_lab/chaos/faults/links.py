@@ -7,8 +7,9 @@ import os
 import shutil
 import sys
 
+from outrider_lab.bench.cluster.hosts import BenchHosts
 from outrider_lab.chaos.faults.base import Fault, NoTarget
-from outrider_lab.chaos.hosts import TUN, RayHosts
+from outrider_lab.chaos.hosts import TUN, order_cable, restart_head
 from outrider_lab.chaos.schedule import Shape
 from outrider_lab.chaos.service import Layout, WorkerSeen
 
@@ -24,7 +25,7 @@ class LinkFault(Fault):
         return find_host_obstacle()
 
     @property
-    def hosts(self) -> RayHosts:
+    def hosts(self) -> BenchHosts:
         """The two hosts. Raises NoTarget."""
         if self.arena.hosts is None:
             raise NoTarget("there are no two hosts")
@@ -32,7 +33,7 @@ class LinkFault(Fault):
 
     def list_far(self) -> list[WorkerSeen]:
         """Return the workers on the far host."""
-        return [one for one in self.arena.kept_workers if one.host == self.hosts.far_ip]
+        return [one for one in self.arena.kept_workers if one.host == self.hosts.hosts[1].address]
 
 
 def find_host_obstacle() -> str:
@@ -53,11 +54,11 @@ class CutLink(LinkFault):
     async def inject(self) -> None:
         """See Fault."""
         self.blame(*self.list_far(), detail=f"no frame passes for {self.planned.hold_s:.1f} s")
-        self.hosts.relay("cut")
+        order_cable(self.hosts, "cut")
 
     async def heal(self) -> None:
         """See Fault."""
-        self.hosts.relay("up")
+        order_cable(self.hosts, "up")
 
 
 class SlowLink(LinkFault):
@@ -72,11 +73,11 @@ class SlowLink(LinkFault):
         """See Fault."""
         delay_ms = 20 + int(180 * self.planned.pick)
         self.blame(detail=f"frames take {delay_ms} ms longer")
-        self.hosts.relay(f"delay {delay_ms}")
+        order_cable(self.hosts, f"delay {delay_ms}")
 
     async def heal(self) -> None:
         """See Fault."""
-        self.hosts.relay("delay 0")
+        order_cable(self.hosts, "delay 0")
 
 
 class RayNode(LinkFault):
@@ -91,11 +92,11 @@ class RayNode(LinkFault):
         """See Fault."""
         self.blame(*self.list_far(), detail="Ray's node on the far host is killed")
         self.gone += [one.pid for one in self.list_far()]
-        await asyncio.to_thread(self.hosts.kill_node)
+        await asyncio.to_thread(self.hosts.leave, 1)
 
     async def heal(self) -> None:
         """See Fault."""
-        await asyncio.to_thread(self.hosts.start_node)
+        await asyncio.to_thread(self.hosts.join, 1)
 
 
 class RayHead(Fault):
@@ -117,9 +118,10 @@ class RayHead(Fault):
         if self.arena.hosts is None:
             self._kill_embedded()
         else:
-            await asyncio.to_thread(self.arena.hosts.kill_head)
+            await asyncio.to_thread(self.arena.hosts.leave, 0)
         self.blame(*everybody, detail="Ray's head is killed")
-        self.gone += [one.pid for one in everybody if self.arena.hosts is None or one.host == self.arena.hosts.near_ip]
+        near = "" if self.arena.hosts is None else self.arena.hosts.hosts[0].address
+        self.gone += [one.pid for one in everybody if near in ("", one.host)]
 
     def _kill_embedded(self) -> None:
         import psutil
@@ -135,4 +137,4 @@ class RayHead(Fault):
     async def heal(self) -> None:
         """See Fault."""
         if self.arena.hosts is not None:
-            await asyncio.to_thread(self.arena.hosts.restart_head)
+            await asyncio.to_thread(restart_head, self.arena.hosts)
