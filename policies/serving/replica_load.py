@@ -10,7 +10,7 @@ as many changes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -28,6 +28,8 @@ UNKNOWN_TPOT_MS = 10.0
 first wherever there is one."""
 # Of a token's time: what a row of prefill is taken for until one was seen. ADR 0008: 0.5 to 1.5 ms beside 7 to 9.
 _USUAL_PREFILL = 0.1
+# Of the best that is known: what a device is taken for of which nothing is. Any below 1 lets a lone request try it.
+_UNTRIED: Final = 0.9
 # ADR 0091: up to so many are summed anew, so that small fleets predict to the bit what they did.
 _SUMMED_ANEW: Final = 16
 
@@ -280,8 +282,8 @@ _NOBODY: Final = PaceGroup()
 
 class SharedPaces:
     """The paces of all replicas that may have streams. Those on devices that are alike share a pace: it says what one
-    takes that has run nothing yet. Of a device whose like has run nothing its own profile says it, and where there is
-    none the pace of all."""
+    takes that has run nothing yet. Of a device whose like has run nothing its own profile says it. Where there is none
+    it counts as a little faster than the fastest, so that a request tries it and its own rounds tell the rest."""
 
     def __init__(self) -> None:
         self._every = PaceGroup()
@@ -317,12 +319,18 @@ class SharedPaces:
 
     def share_tpot_ms(self, group: PaceGroup, expected: ReplicaPace, sequences: int) -> float:
         """Return what a token takes replicas of a group; 0: nothing is known. `expected`: by their own profile."""
-        return group.plain.tpot_ms(sequences) or expected.tpot_ms(sequences) or self._every.plain.tpot_ms(sequences)
+        known_ms = group.plain.tpot_ms(sequences) or expected.tpot_ms(sequences)
+        return known_ms or self._guess_ms(lambda paces: paces.tpot_ms(sequences))
 
     def predict_prefill_ms(self, group: PaceGroup, expected: ReplicaPace) -> float:
         """Return what a token of a prompt takes (see replica_load.predict_prefill_ms)."""
-        known_ms = group.plain.prefill_ms() or expected.prefill_ms or self._every.plain.prefill_ms()
+        known_ms = group.plain.prefill_ms() or expected.prefill_ms or self._guess_ms(PaceSum.prefill_ms)
         return known_ms or guess_prefill_ms(self.share_tpot_ms(group, expected, 1))
+
+    def _guess_ms(self, read: Callable[[PaceSum], float]) -> float:
+        """Return what is taken for a figure of a device of which nothing is known; 0 where nothing is known of any."""
+        known = [figure_ms for other in self._groups.values() if (figure_ms := read(other.plain)) > 0.0]
+        return _UNTRIED * min(known, default=0.0)
 
     def predict_saved_ms(self, group: PaceGroup, own: PairPaces, draft: str, plain_ms: float, sequences: int) -> float:
         """Return what a draft saves of a token that takes `plain_ms` without it. Where no replica of the group has

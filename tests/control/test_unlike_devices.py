@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.daemon.control.control_state import State
-from orchestrator.daemon.control.events import ClusterOpened, StreamOpened, WorkerSaid, WorkersChosen, WorkerStarted
+from orchestrator.daemon.control.events import (
+    ClusterOpened,
+    StreamClosed,
+    StreamOpened,
+    WorkerSaid,
+    WorkersChosen,
+    WorkerStarted,
+)
 from orchestrator.daemon.control.routing.affinity import block_keys
 from orchestrator.daemon.control.step import step
 from orchestrator.protocol.commands import Submit
@@ -76,6 +83,20 @@ def test_an_idle_replica_is_known_by_those_on_devices_like_its_own(others: int) 
         run_rounds(state, worker, 40.0)
     run_rounds(state, others, 4.0)
     assert {send(state, "one"), send(state, "two")} == {f"r{others:03}", f"r{others + 1:03}"}
+
+
+@pytest.mark.parametrize(("untried_ms", "then"), [(4.0, "r002"), (90.0, "r001")])
+def test_a_lone_request_tries_a_device_of_which_nothing_is_known_and_the_next_goes_to_the_fastest(
+    untried_ms: float, then: str
+) -> None:
+    state = build_fleet([device("slow"), device("fast"), device("untried")])
+    run_rounds(state, 0, 40.0)
+    run_rounds(state, 1, 8.0)
+    first = send(state, "first")
+    assert first == "r002"
+    step(state, StreamClosed("first"), 3.0)
+    run_rounds(state, 2, untried_ms)
+    assert send(state, "next") == then
 
 
 @given(st.lists(st.floats(1.0, 4.0), min_size=2, max_size=6), st.integers(1, 300))

@@ -48,6 +48,7 @@ BARS = {
 SIMULATED = "simulated:toy?base_ms=40&row_ms=2&other_ms=40&other_bits=1"
 """Four devices of which each has other bits, and the last takes four times as long as the first."""
 _PLACES = 16  # of a member: the most requests at once for which each is measured alone. Bounds time.
+_SETTLED = 4  # times as long as others is a loaded pool measured: so many requests find their places in turn.
 _LOAD = 2  # requests for each place of a loaded pool: with one, routing leaves the slowest member idle at times.
 _PROFILE_S = 8.0  # as `outrider profile` measures
 _ALL_SERVE_S = 300.0
@@ -151,6 +152,7 @@ class MixedBench:
                 planned = _plan(served.directory / "cluster.yaml", self._build_config(pool, concurrency), pool)
                 row = {
                     "concurrency": concurrency,
+                    "groups": groups,
                     "members": [f"{member['adapter']} {member['device']}" for member in pool],
                     "alone_tokens_per_s": list(alone.values()),
                     "shares_tokens_per_s": list(shares.values()),
@@ -161,9 +163,10 @@ class MixedBench:
                 rows.append(row)
                 self.tell(_describe(row))
             full = _LOAD * _PLACES * len(pool)
-            loaded = sum(measure_tokens_per_s(served, full, tokens, 2 * self.load.seconds).values())
-            rows[-1] |= {"loaded_requests": full, "loaded_tokens_per_s": loaded}
-            self.tell(f"{full} at once, tokens/s: the pool {loaded:.1f}")
+            shares = measure_tokens_per_s(served, full, tokens, _SETTLED * self.load.seconds)
+            rows[-1] |= {"loaded_requests": full, "loaded_tokens_per_s": sum(shares.values())}
+            parts = ", ".join(f"{rate:.1f}" for rate in shares.values())
+            self.tell(f"{full} at once, tokens/s: the pool {sum(shares.values()):.1f} ({parts})")
         return rows
 
     def _break_members(self) -> dict[str, Any]:
@@ -194,7 +197,7 @@ class MixedBench:
         lost = {name: told.get(name) for name in ("client_errors", "lost_tokens", "doubled_tokens")}
         changes = {name: told.get(name) for name in ("changed_group", "unmarked_changes")}
         return {
-            "groups": len(self.members),
+            "groups": len({group for row in rows for group in row["groups"]}),
             "members": [f"{member['adapter']} {member['device']}" for member in self.members],
             "pool_vs_sum": min(
                 row["loaded_tokens_per_s"] / sum(row["alone_tokens_per_s"])
