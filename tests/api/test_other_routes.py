@@ -181,6 +181,25 @@ async def test_every_answer_and_every_chunk_has_the_fingerprint():
         assert {chunk.system_fingerprint async for chunk in texts} == {expected}
 
 
+class Changing(ScriptedControl):
+    """Its second delta is of another group than its first."""
+
+    async def generate(self, submit):
+        groups = iter(("one", "other"))
+        async for delta in super().generate(submit):
+            yield msgspec.structs.replace(delta, group=next(groups, ""))
+
+
+async def test_a_whole_answer_names_the_group_that_it_began_in_and_where_it_changed() -> None:
+    first, other = (system_fingerprint(READY, group=group) for group in ("one", "other"))
+    async with client_of(app_over(Changing())) as client:
+        answer = await client.completions.create(model="toy", prompt="x")
+    assert answer.system_fingerprint == first
+    assert answer.usage is not None
+    told = answer.usage.model_dump()["system_fingerprints"]
+    assert [(mark["from_token"], mark["system_fingerprint"]) for mark in told] == [(3, other)]
+
+
 class Streaming(ScriptedControl):
     """A control with so many live streams."""
 

@@ -31,13 +31,12 @@ def test_a_pool_of_unlike_members_is_measured_and_every_fault_is_counted(
     assert [fault["skipped"] for fault in result["faults"]["faults"]] == ["", ""]
 
 
-def test_what_an_answer_has_of_its_own_group_is_told_from_the_rest() -> None:
-    case, answer = Case("0", "completions", {}), ClientAnswer()
+@pytest.mark.parametrize(("from_token", "is_marked"), [(2, True), (None, False)])
+def test_what_an_answer_has_of_its_own_group_is_told_from_the_rest(from_token: int | None, is_marked: bool) -> None:
+    answer = ClientAnswer()
     for text, group in (("one ", "fp_a"), ("two ", "fp_a"), ("three", "fp_b")):
         answer.add({"system_fingerprint": group, "choices": [{"text": text}]})
-    assert not answer.is_marked, "the usage says nothing of it"
-    answer.add(
-        {"usage": {"completion_tokens": 3, "system_fingerprints": [{"from_token": 2, "system_fingerprint": "fp_b"}]}}
-    )
-    assert answer.is_marked
-    assert answer.keep_own(case).text == "one two "
+    marks = [] if from_token is None else [{"from_token": from_token, "system_fingerprint": "fp_b"}]
+    answer.add({"usage": {"completion_tokens": 3, "system_fingerprints": marks}})
+    assert answer.is_marked is is_marked
+    assert answer.keep_own(Case("0", "completions", {})).text == "one two "
