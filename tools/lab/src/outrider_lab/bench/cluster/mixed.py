@@ -153,12 +153,10 @@ class MixedBench:
                 row = {
                     "concurrency": concurrency,
                     "groups": groups,
-                    "members": [f"{member['adapter']} {member['device']}" for member in pool],
-                    "alone_tokens_per_s": list(alone.values()),
+                    "members": [*map(_name, pool), "pool"],
+                    "measured_tokens_per_s": [*alone.values(), sum(shares.values())],
+                    "predicted_tokens_per_s": planned,
                     "shares_tokens_per_s": list(shares.values()),
-                    "measured_tokens_per_s": sum(shares.values()),
-                    "predicted_alone_tokens_per_s": planned[:-1],
-                    "predicted_tokens_per_s": planned[-1],
                 }
                 rows.append(row)
                 self.tell(_describe(row))
@@ -187,28 +185,24 @@ class MixedBench:
         errors = [
             abs(predicted / measured - 1.0)
             for row in rows
-            for predicted, measured in zip(
-                [*row["predicted_alone_tokens_per_s"], row["predicted_tokens_per_s"]],
-                [*row["alone_tokens_per_s"], row["measured_tokens_per_s"]],
-                strict=True,
-            )
+            for predicted, measured in zip(row["predicted_tokens_per_s"], row["measured_tokens_per_s"], strict=True)
         ]
         told = broken["summary"] if broken is not None else {}
-        lost = {name: told.get(name) for name in ("client_errors", "lost_tokens", "doubled_tokens")}
-        changes = {name: told.get(name) for name in ("changed_group", "unmarked_changes")}
+        names = ("changed_group", "unmarked_changes", "client_errors", "lost_tokens", "doubled_tokens")
         return {
             "groups": len({group for row in rows for group in row["groups"]}),
-            "members": [f"{member['adapter']} {member['device']}" for member in self.members],
+            "members": [*map(_name, self.members)],
             "pool_vs_sum": min(
-                row["loaded_tokens_per_s"] / sum(row["alone_tokens_per_s"])
+                row["loaded_tokens_per_s"] / sum(row["measured_tokens_per_s"][:-1])
                 for row in rows
                 if "loaded_tokens_per_s" in row
             ),
-            "worst_vs_best_single": min(row["measured_tokens_per_s"] / max(row["alone_tokens_per_s"]) for row in rows),
+            "worst_vs_best_single": min(
+                row["measured_tokens_per_s"][-1] / max(row["measured_tokens_per_s"][:-1]) for row in rows
+            ),
             "median_error": statistics.median(errors),
             "worst_error": max(errors),
-            **changes,
-            **lost,
+            **{name: told.get(name) for name in names},
             "identical": not told["wrong_tokens"] if told else None,
         }
 
@@ -263,15 +257,11 @@ def _rename_profiles(proposal: PlanProposal, prefix: str) -> PlanProposal:
 
 
 def _describe(row: dict[str, Any]) -> str:
-    members = ", ".join(
-        f"{name} {rate:.1f} ({planned:.1f} planned, {share:.1f} in the pool)"
-        for name, rate, planned, share in zip(
-            row["members"],
-            row["alone_tokens_per_s"],
-            row["predicted_alone_tokens_per_s"],
-            row["shares_tokens_per_s"],
-            strict=True,
-        )
-    )
-    pool = f"{row['measured_tokens_per_s']:.1f} ({row['predicted_tokens_per_s']:.1f} planned)"
-    return f"{row['concurrency']} at once, tokens/s: {members}; the pool {pool}"
+    rows = zip(row["members"], row["measured_tokens_per_s"], row["predicted_tokens_per_s"], strict=True)
+    text = ", ".join(f"{name} {rate:.1f} ({planned:.1f} planned)" for name, rate, planned in rows)
+    shares = ", ".join(f"{share:.1f}" for share in row["shares_tokens_per_s"])
+    return f"{row['concurrency']} at once, tokens/s: {text}, of {shares}"
+
+
+def _name(member: Member) -> str:
+    return f"{member['adapter']} {member['device']}"
