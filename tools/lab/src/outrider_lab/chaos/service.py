@@ -44,7 +44,7 @@ class ChaosError(OutriderError):
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Which workers there are. `hosts`: the addresses of the Ray nodes that they are spread over. `pool`: how each
-    replica of `source` computes, where they are not alike."""
+    replica of `source` computes, where they are not alike, with what `store` has of it."""
 
     model: Model
     runtime: Literal["local", "ray"]
@@ -55,6 +55,7 @@ class Layout:
     address: str = ""
     source: str = ""
     pool: tuple[dict[str, Any], ...] = ()
+    store: str = ""
 
 
 def write_configuration(directory: Path, layout: Layout, port: int) -> Path:
@@ -84,7 +85,7 @@ def write_configuration(directory: Path, layout: Layout, port: int) -> Path:
         "limits": {"max_running": max(16, layout.streams), "kv_cache": "64 MiB" if scripted else "512 MiB"},
         "cluster": cluster,
         "api": {"host": "127.0.0.1", "port": port, "admin_socket": str(directory / "admin.sock")},
-        "store": {"directory": str(directory / "state" / "store")},
+        "store": {"directory": layout.store or str(directory / "state" / "store")},
         "logging": {"format": "json"},
     }
     path = directory / "cluster.yaml"

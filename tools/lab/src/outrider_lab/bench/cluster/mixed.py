@@ -175,6 +175,7 @@ class MixedBench:
             *(len(self.members), 0, 2 * len(self.members)),
             source=str(self.load.model["source"]),
             pool=tuple(self.members),
+            store=str(self.store.resolve()),
         )
         kinds = (KillTarget, StopTarget)
         return make_run(
