@@ -52,9 +52,9 @@ def cluster(
     from rich.console import Console
 
     from outrider_lab.bench.cluster.hosts import make_hosts
-    from outrider_lab.bench.cluster.mixed import BARS as MIXED_BARS
-    from outrider_lab.bench.cluster.mixed import SIMULATED, MixedBench, list_members
     from outrider_lab.bench.cluster.run import BARS, ClusterBench, ClusterLoad
+    from outrider_lab.chaos.mixed import BARS as MIXED_BARS
+    from outrider_lab.chaos.mixed import SIMULATED, MixedBench, list_members
 
     check_json_path(json_out)
     sets = [_read_cores(one) for one in cores or (["all"] * 3 if mixed else _default_cores())]

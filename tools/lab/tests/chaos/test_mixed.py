@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from outrider_lab.bench.cluster.mixed import BARS, MixedBench, list_members
 from outrider_lab.bench.cluster.run import ClusterLoad
 from outrider_lab.chaos.answers import ClientAnswer
 from outrider_lab.chaos.cases import Case
+from outrider_lab.chaos.mixed import BARS, MixedBench, list_members
 
 SOURCE = "simulated:toy?base_ms=8&row_ms=0.4&other_ms=8&other_bits=1"
 
