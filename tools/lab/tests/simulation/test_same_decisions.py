@@ -26,6 +26,7 @@ from orchestrator.errors import RequestError, WorkerLost
 from orchestrator.protocol.commands import Cancel, Command, Submit
 from orchestrator.protocol.contract import Worker, WorkerSpec
 from orchestrator.protocol.events import Event
+from policies.serving.failover.standby import FailoverRules, OtherBits
 
 _TURNS = 12  # of the event loop until what was told has had its consequences
 
@@ -201,9 +202,10 @@ async def _turn() -> None:
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> tuple[list[float], int, int, list[TracedRequest], list[Fault]]:
-    """Speeds of replicas, places of each, how many may wait, requests, and perhaps a lost worker."""
-    speeds = draw(st.lists(st.sampled_from([1.0, 1.0, 2.0, 3.5]), min_size=1, max_size=4))
+def stories(draw: st.DrawFn) -> tuple[list[tuple[float, str]], int, int, list[TracedRequest], list[Fault]]:
+    """Speeds and groups of replicas, places of each, how many may wait, requests, and perhaps a lost worker."""
+    of_each = st.tuples(st.sampled_from([1.0, 1.0, 2.0, 3.5]), st.sampled_from(["a", "a", "b"]))
+    speeds = draw(st.lists(of_each, min_size=1, max_size=4))
     arrival_s, requests = 0.0, []
     for gap_s, prompt, output, prefix in draw(
         st.lists(
@@ -224,18 +226,18 @@ def stories(draw: st.DrawFn) -> tuple[list[float], int, int, list[TracedRequest]
     return speeds, draw(st.integers(1, 3)), draw(st.integers(0, 8)), requests, faults
 
 
-@given(stories())
-@settings(max_examples=40, deadline=None)
+@given(stories(), st.sampled_from(["never", "new_requests", "streams"]))
+@settings(max_examples=50, deadline=None)
 def test_simulator_and_daemon_decide_alike(
-    story: tuple[list[float], int, int, list[TracedRequest], list[Fault]],
+    story: tuple[list[tuple[float, str]], int, int, list[TracedRequest], list[Fault]], other_bits: OtherBits
 ) -> None:
     speeds, places, waiting, requests, faults = story
     placed = []
-    for number, speed in enumerate(speeds, 1):
+    for number, (speed, group) in enumerate(speeds, 1):
         costs = Costs(StepCost((1.0, 64.0), (4.0 * speed, 20.0 * speed)))
-        kind = ReplicaKind(f"kind-{speed}", costs, CourseBook((), costs, most=0), places, 4096, load_s=0.2)
+        kind = ReplicaKind(f"kind-{speed}", costs, CourseBook((), costs, most=0), places, 4096, load_s=0.2, group=group)
         placed.append(PlacedReplica(f"target-{number}", kind, f"host-{number}", "CPU"))
-    limits = ControlLimits(places, waiting, 5)
+    limits = ControlLimits(places, waiting, 5, failover=FailoverRules(0.5, other_bits=other_bits))
     world = RecordingWorld(Fleet(tuple(placed), len(placed)), limits)
     world.open()
     world.start(60.0)

@@ -56,19 +56,45 @@ FAULTS = st.builds(
     Fault,
     at_s=st.floats(0, 20),
     kind=st.sampled_from(KINDS),
-    name=st.sampled_from(["target-1", "target-2"]),
+    name=st.sampled_from(["target-1", "target-2", "target-3", "target-4"]),
     seconds=st.sampled_from([0.0, 0.7, 5.0]),
 )
+MIXED = [add_draft(make_kind(group="a")), *(make_kind(speed=s, group=g) for s, g in ((0.5, "a"), (0.7, "b"), (2, "c")))]
+FLEETS = st.lists(st.sampled_from(MIXED), min_size=2, max_size=4)
+OTHER_BITS = st.sampled_from(["never", "new_requests", "streams", "streams"])
 SIZES = st.lists(st.tuples(st.floats(0, 15), st.integers(1, 300), st.integers(1, 200)), min_size=1, max_size=25)
 
 
-@settings(deadline=None, max_examples=25)
-@given(SIZES, st.lists(FAULTS, max_size=2))
-def test_whatever_goes_wrong_every_output_is_whole(sizes, faults):
+@settings(deadline=None, max_examples=40)
+@given(FLEETS, SIZES, st.lists(FAULTS, max_size=3), OTHER_BITS)
+def test_whatever_goes_wrong_every_output_is_whole_and_every_change_of_bits_is_told(kinds, sizes, faults, other_bits):
     requests = [TracedRequest(*one) for one in sorted(sizes)]
-    world = play(TWO, requests, faults)
-    assert sorted(world.outcomes.tokens) == count_tokens(requests)
-    assert not world.outcomes.errors
+    outcomes = play(make_fleet(*kinds), requests, faults, other_bits).outcomes
+    assert sorted(outcomes.tokens) == count_tokens(requests)
+    assert not outcomes.errors
+    assert outcomes.misplaced_tokens == outcomes.unmarked_changes == 0
+    if other_bits != "streams" or len({kind.group for kind in kinds}) == 1:
+        assert outcomes.changed_group == 0
+
+
+@settings(deadline=None, max_examples=20)
+@given(FLEETS, SIZES, st.lists(FAULTS, max_size=3))
+def test_streams_stay_in_a_group_that_has_a_member_left(kinds, sizes, faults):
+    spared = [kind for kind in kinds for _ in range(2)]  # of each group a member that nothing happens to
+    moved = [fault.model_copy(update={"name": f"target-{2 * int(fault.name[-1]) - 1}"}) for fault in faults]
+    outcomes = play(make_fleet(*spared), [TracedRequest(*one) for one in sorted(sizes)], moved).outcomes
+    assert len(outcomes.tokens) == len(sizes)
+    assert outcomes.changed_group == outcomes.misplaced_tokens == 0
+
+
+@pytest.mark.parametrize("other_bits", ["new_requests", "streams"])
+def test_a_group_that_never_comes_back_hands_its_streams_on_where_it_may(other_bits):
+    fleet = make_fleet(*MIXED[1:3])
+    gone = [Fault(at_s=4, kind="kill_host", name="host-2")]
+    outcomes = play(fleet, REQUESTS, gone, other_bits).outcomes
+    left = len(REQUESTS) - len(outcomes.tokens)
+    assert (outcomes.changed_group > 0, left > 0) == ((True, False) if other_bits == "streams" else (False, True))
+    assert outcomes.unmarked_changes == outcomes.misplaced_tokens == 0
 
 
 def test_a_fleet_that_never_comes_back_ends_the_simulation():

@@ -103,6 +103,8 @@ _ROWS = (
     ("energy of a token", "joules_per_token", "{:,.2f} J"),
     ("replicas", "replicas", "{:,}"),
     ("devices", "devices", "{:,}"),
+    ("groups of equal bits", "groups", "{:,}"),
+    ("went on with other bits", "changed_group", "{:,}"),
     ("took", "wall_s", "{:,.1f} s"),
     ("simulated requests a second", "simulated_requests_per_s", "{:,.0f}"),
 )

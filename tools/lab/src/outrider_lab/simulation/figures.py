@@ -25,6 +25,9 @@ FORMULAS = {
     "cost_per_million_tokens": "prices an hour of all placed devices x that time / output tokens x 1,000,000",
     "utilisation": "time in rounds / that time, of the replicas of a kind on the mean",
     "pause_ms": "of a request that lost its worker: its first token behind the loss - the loss",
+    "changed_group": "how often a stream went on with other bits",
+    "unmarked_changes": "first tokens of a group whose delta does not name it",
+    "misplaced_tokens": "deltas that do not go on where their stream was: tokens lost or doubled",
 }
 
 
@@ -51,7 +54,7 @@ class TargetUse:
 @dataclass(slots=True)
 class Outcomes:
     """Requests that ended, one entry each; times in seconds on the virtual clock. `errors` counts the others by what
-    they were told. `pauses_ms`: of requests that lost their workers."""
+    they were told. `pauses_ms`: of requests that lost their workers. The last three: see FORMULAS."""
 
     arrivals_s: array[float] = field(default_factory=lambda: array("d"))
     firsts_s: array[float] = field(default_factory=lambda: array("d"))
@@ -64,6 +67,9 @@ class Outcomes:
     asked: int = 0
     asked_of: list[int] = field(default_factory=list)
     pauses_ms: list[float] = field(default_factory=list)
+    changed_group: int = 0
+    unmarked_changes: int = 0
+    misplaced_tokens: int = 0
 
     def ask(self, name: str) -> int:
         """Count a request of a class of users; return the number of the class."""
@@ -105,6 +111,9 @@ class Outcomes:
             **whole,
             "cost_per_million_tokens": cost if price_per_hour and made else None,
             "pause_ms": summarise_values(self.pauses_ms),
+            "changed_group": self.changed_group,
+            "unmarked_changes": self.unmarked_changes,
+            "misplaced_tokens": self.misplaced_tokens,
         }
         if len(self.names) > 1:
             classes = np.array(self.classes)

@@ -33,7 +33,8 @@ class ReplicaKind:
     with the drafts that its own process makes; `draft_book`: with the draft worker `draft`, where it has one. It
     decodes `places` sequences at a time, and its cache has `kv_tokens`. A forward that decodes and prefills is to take
     `max_itl_ms` at most. `power_w`: of its devices while it works, 0 where not known. `alone`: the share of its time
-    that a round takes while no other replica of its `machine` runs. `source` of its figures."""
+    that a round takes while no other replica of its `machine` runs. `source` of its figures. `group`: of equal bits, as
+    of a plan's Option."""
 
     name: str
     costs: Costs
@@ -49,6 +50,7 @@ class ReplicaKind:
     power_w: float = 0.0
     alone: float = 1.0
     source: str = "measured"
+    group: str = "simulated"
 
 
 @dataclass(frozen=True, slots=True)

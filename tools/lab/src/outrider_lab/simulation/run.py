@@ -80,6 +80,7 @@ def simulate(scenario: Scenario, told: Callable[[float, int], None] = lambda now
             **summary,
             "devices": fleet.devices,
             "replicas": len(fleet.replicas),
+            "groups": len(world.groups),
             "price_per_hour": price or None,
             "joules_per_token": _count_joules(world, summary["output_tokens"]),
             "start_s": serving_s,

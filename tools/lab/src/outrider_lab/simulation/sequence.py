@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 from device_profiles.units import MS_PER_S
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import RequestStats
@@ -40,6 +42,17 @@ class SimulatedSequence:
         self.queued_s = now_s
         self.started_s = self.first_s = -1.0
         self.zero = self.end = self.reused = 0
+
+    def say(self, until: int, bits: int) -> list[int]:
+        """Return the tokens of its output that were not said yet, up to so many of them."""
+        first, self.told = bits + self.told, until
+        return list(range(first, bits + until))
+
+
+def name_bits(group: str) -> int:
+    """Return the first token of every output of a group of equal bits; each token is one more than that before it. So a
+    token says its place, and who computed it."""
+    return crc32(group.encode()) << 32
 
 
 def sum_up(one: SimulatedSequence, now_s: float) -> RequestStats:

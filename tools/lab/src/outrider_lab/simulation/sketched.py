@@ -140,7 +140,7 @@ class _Builder:
 
     def _find_kind(self, proposal: PlanProposal, replica: ReplicaPlacement) -> ReplicaKind:
         shards = tuple(
-            (one.profile, one.runtime, one.weights, one.threads, one.end_layer - one.first_layer)
+            (one.profile, one.group, one.runtime, one.weights, one.threads, one.end_layer - one.first_layer)
             for one in replica.shards
         )
         draft = replica.draft
@@ -178,6 +178,7 @@ class _Builder:
             price_per_hour=_sum_price(replica),
             power_w=_sum_power(proposal, replica),
             source=options[0].source,
+            group=", ".join(one.group for one in replica.shards),
         )
         if replica.draft is None or replica.draft.shard is None or not depth:
             return kind

@@ -23,7 +23,7 @@ from outrider_lab.simulation.courses import CompanyCourses, find_company
 from outrider_lab.simulation.draft_worker import SimulatedDraftWorker
 from outrider_lab.simulation.figures import TargetUse
 from outrider_lab.simulation.fleet import PlacedReplica
-from outrider_lab.simulation.sequence import SimulatedSequence, sum_up
+from outrider_lab.simulation.sequence import SimulatedSequence, name_bits, sum_up
 from outrider_lab.simulation.worker_ready import BLOCK_TOKENS, SUFFIX, build_ready
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.prefill_shares import bound_prefill_rows, share_rows, waits_for_replays
@@ -64,6 +64,7 @@ class SimulatedTarget:
 
     __slots__ = (
         "_began_s",
+        "_bits",
         "_change_s",
         "_company",
         "_company_drafted",
@@ -100,6 +101,7 @@ class SimulatedTarget:
     def __init__(self, world: WorkerWorld, number: int, replica: PlacedReplica, use: TargetUse) -> None:
         self._world, self.number, self.replica, self.kind = world, number, replica, replica.kind
         self.use = use
+        self._bits = name_bits(replica.kind.group)
         self.rounds = 0  # all that it ran
         self.slowness = 1.0
         self.frozen = False
@@ -204,9 +206,8 @@ class SimulatedTarget:
         self.rounds += ran
         deltas = []
         for one in self._running:
-            if not one.unread and (count := min(self._count_tokens(one), one.base + one.left - 1) - one.told) > 0:
-                deltas.append(Delta(one.sent_id, [0] * count))
-                one.told += count
+            if not one.unread and (made := min(self._count_tokens(one), one.base + one.left - 1)) > one.told:
+                deltas.append(Delta(one.sent_id, one.say(made, self._bits)))
         self.rounds -= ran
         if deltas:
             self._world.tell(self.number, self._report(deltas))
@@ -283,14 +284,15 @@ class SimulatedTarget:
             if one.unread or one.end > rounds:
                 kept.append(one)
             else:
-                deltas.append(Delta(one.sent_id, [0] * (one.base + one.left - one.told), "length", sum_up(one, now_s)))
+                tokens = one.say(one.base + one.left, self._bits)
+                deltas.append(Delta(one.sent_id, tokens, "length", sum_up(one, now_s)))
         for one, rows in self._filling:
             one.unread -= ran * rows
             if one.unread > 0:
                 continue
             self._remember(one)
-            ends, tokens = one.left <= 1, [0] * (one.base + 1 - one.told)
-            one.unread, one.first_s, one.told = 0, now_s, one.base + 1
+            ends, one.unread, one.first_s = one.left <= 1, 0, now_s
+            tokens = one.say(one.base + 1, self._bits)
             deltas.append(Delta(one.sent_id, tokens, "length" if ends else "", sum_up(one, now_s)))
             if ends:
                 kept.remove(one)

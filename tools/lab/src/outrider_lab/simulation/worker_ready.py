@@ -13,13 +13,13 @@ SUFFIX: Final = "suffix"
 
 
 def build_ready(replica: PlacedReplica, pid: int = 1) -> Ready:
-    """Return what a worker of a replica says once it serves. All simulated replicas say the same tokens."""
+    """Return what a worker of a replica says once it serves."""
     kind = replica.kind
     drafters = [SUFFIX] if kind.max_depth and len(kind.book) else []
     return Ready(
         ReadyModel("simulated", 1 << 16, "simulated", 1 << 20),
         ReadyDevice("simulated", replica.device, kind.name),
-        ReadyPrecision("as_file", "auto", "auto", "bit", row_invariant=True, class_fingerprint="simulated"),
+        ReadyPrecision("as_file", "auto", "auto", "bit", row_invariant=True, class_fingerprint=kind.group),
         ReadyKv(kind.kv_tokens // BLOCK_TOKENS, BLOCK_TOKENS),
         slots=kind.places,
         pid=pid,

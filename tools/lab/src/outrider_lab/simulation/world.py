@@ -29,18 +29,21 @@ from orchestrator.daemon.control.actions import (
 from orchestrator.daemon.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen
 from orchestrator.daemon.control.health.watch import TICK_S
 from orchestrator.daemon.control.port import StateView
-from orchestrator.daemon.control.state import whole
+from orchestrator.daemon.control.state import find_group, whole
 from orchestrator.daemon.control.step import State, step
 from orchestrator.daemon.control.streams.admission import ControlLimits, check_room
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta
 from outrider_lab.simulation.courses import CourseBook
 from outrider_lab.simulation.fault_injector import FaultInjector
 from outrider_lab.simulation.faults import Fault
 from outrider_lab.simulation.figures import Outcomes, TargetUse
 from outrider_lab.simulation.fleet import Fleet
 from outrider_lab.simulation.processes import USUAL_TIMING, Processes, Timing
+from outrider_lab.simulation.sequence import name_bits
 from outrider_lab.simulation.trace import TracedRequest
+from outrider_lab.simulation.worker_ready import build_ready
 
 _HEARD_EVERY_S = 1.0
 _MOST_LINES = 200
@@ -51,7 +54,8 @@ _WARM_REQUEST_TOKENS = 1 << 14
 
 @dataclass(slots=True)
 class _Live:
-    """A request under way. `number` of its course; `lost_s`: since when it waits behind a loss."""
+    """A request under way. `number` of its course; `lost_s`: since when it waits behind a loss. `bits`: of the group
+    that its last token came from, as sequence.name_bits has them (0: none came)."""
 
     traced: TracedRequest
     course: int
@@ -60,6 +64,7 @@ class _Live:
     first_s: float = -1.0
     tokens: int = 0
     lost_s: float = -1.0
+    bits: int = 0
 
 
 @dataclass(slots=True)
@@ -101,6 +106,8 @@ class World:
         pools = dict(fleet.draft_pools)
         self.state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s, around, pools)
         self.state.router.moves.enabled = False
+        kinds = {one.kind.group: one for one in fleet.replicas}
+        self.groups = {name_bits(group): find_group(build_ready(one)) for group, one in kinds.items()}
         self._live: dict[str, _Live] = {}
         self._processes = Processes(self)
         self._faults = FaultInjector(self, self._processes, self._note_lost)
@@ -236,9 +243,21 @@ class World:
             if live.lost_s >= 0.0:
                 self.outcomes.pauses_ms.append((self.now_s - live.lost_s) * MS_PER_S)
                 live.lost_s = -1.0
+            self._check_tokens(live, delta)
             live.tokens += len(delta.tokens)
         if delta.finish:
             self._finish(key, "")
+
+    def _check_tokens(self, live: _Live, delta: Delta) -> None:
+        """Count a stream that has other bits from here on, and whether control says so: what tokens are says who
+        computed them, and which are next."""
+        bits = delta.tokens[0] - live.tokens
+        if bits == live.bits:
+            return
+        self.outcomes.misplaced_tokens += bits not in self.groups
+        self.outcomes.changed_group += live.bits != 0
+        self.outcomes.unmarked_changes += delta.group != self.groups.get(bits)
+        live.bits = bits
 
     def _end_stream(self, action: EndStream) -> None:
         self._finish(action.stream, action.error.code or "error")
