@@ -37,7 +37,7 @@ def requests_of(run: ValidationRun, output_tokens: int = 30) -> RunRequests:
 
 def test_there_are_enough_runs_and_no_two_of_a_drafter_ask_the_same() -> None:
     assert len(RUNS) >= 12
-    assert {run.place for run in RUNS} == {"one worker", "two workers", "three hosts"}
+    assert {run.place for run in RUNS} == {"one worker", "two workers", "unlike workers", "three hosts"}
     there, back = (list_turn(RUNS, turn) for turn in range(TURNS))
     faults = sum(bool(run.fault) for run in RUNS)
     assert [run.name for run in there[:-faults]] == [run.name for run in reversed(back[:-faults])]
@@ -88,11 +88,11 @@ def test_a_calibration_finds_how_much_slower_rounds_are() -> None:
     pairs = []
     for run in runs:
         asked = requests_of(run)
-        real = predict_run(run, asked, slower, 1, real=None, slo_ms=1e9)
-        pairs.append((real, predict_run(run, asked, KNOWN, 1, real=None, slo_ms=1e9)))
+        real = predict_run(run, asked, [slower], real=None, slo_ms=1e9)
+        pairs.append((real, predict_run(run, asked, [KNOWN], real=None, slo_ms=1e9)))
     found = calibrate_rounds(KNOWN, pairs)
     assert found.pace == pytest.approx(1.2, abs=0.1)  # prompts beside the rounds are as before
-    again = predict_run(runs[1], requests_of(runs[1]), found, 1, real=None, slo_ms=1e9)
+    again = predict_run(runs[1], requests_of(runs[1]), [found], real=None, slo_ms=1e9)
     assert again.tpot_ms == pytest.approx(pairs[1][0].tpot_ms, rel=0.02)
 
 

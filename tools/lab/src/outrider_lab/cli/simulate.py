@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider_lab.bench.result import check_json_path, describe_machine, write_json
+from policies.serving.failover.standby import FailoverRules, OtherBits
 
 if TYPE_CHECKING:  # the simulator is loaded where something is simulated
-    from outrider_lab.simulation.fleet import Fleet
+    from device_profiles.store import ProfileStore
+    from orchestrator.config.sketch import Sketch
+    from orchestrator.planning.wanted import PlanRequest
     from outrider_lab.simulation.questions.answer import Answer
+    from outrider_lab.simulation.sketched import AcceptanceBook
 
 
 def simulate(
@@ -55,6 +60,12 @@ def simulate(
     ] = "",
     share: Annotated[float, typer.Option(min=0.01, max=1.0, help="Of a question's requests; fewer are faster.")] = 1.0,
     search: Annotated[bool, typer.Option("--search", help="Find the cheapest fleet that meets --slo.")] = False,
+    alike: Annotated[
+        bool, typer.Option("--alike", help="All replicas of a fleet have equal bits, as with model.alike.")
+    ] = False,
+    other_bits: Annotated[
+        OtherBits, typer.Option(help="What a replica may do for streams of other bits, as failover.other_bits.")
+    ] = "new_requests",
     attainment: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="--search: the share of requests that are to meet it.")
     ] = 0.95,
@@ -69,120 +80,49 @@ def simulate(
     from outrider_lab.bench.traffic.slo import parse_slo
     from outrider_lab.cli.simulate_table import print_simulation
     from outrider_lab.simulation.faults import FaultSchedule, load_faults
-    from outrider_lab.simulation.run import Scenario
+    from outrider_lab.simulation.questions.asked import Asked
+    from outrider_lab.simulation.questions.least_fleet import Wanted, find_least_fleet
+    from outrider_lab.simulation.questions.mix import answer_mix
+    from outrider_lab.simulation.run import Scenario, SimulationError
     from outrider_lab.simulation.run import simulate as run_simulation
-    from outrider_lab.simulation.sketched import SimulatedLimits
+    from outrider_lab.simulation.sketched import SimulatedLimits, build_fleet
     from outrider_lab.simulation.trace import open_trace
 
     check_json_path(json_out)
-    if question:
-        answer_question(question, cluster, config, profiles, acceptance or [], max_running, share, json_out)
-        return
-    if search:
-        search_fleet(
-            cluster,
-            config,
-            profiles,
-            acceptance or [],
-            trace,
-            slo,
-            attainment,
-            max_running,
-            max_waiting,
-            json_out,
-            speculates=not plain,
-        )
-        return
+    if question not in ("", "mix"):
+        raise SimulationError(f"--question {question}: there is none of that name; there is mix")
     objectives = {f"{name}_ms": bound for name, bound in parse_slo(slo).items()}
-    requested = open_trace(trace)
-    fleet = build_sketched_fleet(
-        cluster, config, profiles, acceptance or [], SimulatedLimits(max_running), speculates=not plain
-    )
-    scenario = Scenario(
-        fleet,
-        requested,
-        build_limits(max_running, max_waiting),
-        objectives,
-        load_faults(faults) if faults is not None else FaultSchedule(),
-        seconds=seconds,
-        requests=requests,
-    )
-    with show_progress() as told:
-        result = run_simulation(scenario, told)
-    result["environment"] = {**describe_machine(), "trace": trace, "cluster": str(cluster or config or "")}
-    write_json(json_out, result)
-    print_simulation(result)
-
-
-def answer_question(
-    name: str,
-    cluster: Path | None,
-    config: Path | None,
-    profiles: Path | None,
-    acceptance: list[Path],
-    max_running: int,
-    share: float,
-    json_out: Path | None,
-) -> None:
-    """Answer a question about a sketch, or about the built-in one. Raises OutriderError."""
-    from device_profiles.store import ProfileStore
-    from outrider_lab.simulation.questions.asked import Asked, read_built_in
-    from outrider_lab.simulation.questions.mix import answer_mix
-    from outrider_lab.simulation.run import SimulationError
-    from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits
-
-    if name != "mix":
-        raise SimulationError(f"--question {name}: there is none of that name; there is mix")
-    sketch, request = read_built_in() if cluster is None else read_sketch(cluster, config)
-    store = ProfileStore(profiles) if profiles is not None else None
-    book = AcceptanceBook(read_acceptance(acceptance))
-    with show_doing() as told:
-        answer = answer_mix(Asked(sketch, request, book, SimulatedLimits(max_running), store, share, told))
-    finish_answer(answer, json_out, cluster=str(cluster or "built in"))
-
-
-def search_fleet(
-    cluster: Path | None,
-    config: Path | None,
-    profiles: Path | None,
-    acceptance: list[Path],
-    trace: str,
-    slo: str,
-    attainment: float,
-    max_running: int,
-    max_waiting: int,
-    json_out: Path | None,
-    *,
-    speculates: bool,
-) -> None:
-    """Find the cheapest fleet of a sketch's hosts that meets objectives for a trace. Raises OutriderError."""
-    from device_profiles.store import ProfileStore
-    from outrider_lab.bench.traffic.slo import parse_slo
-    from outrider_lab.simulation.questions.asked import read_built_in
-    from outrider_lab.simulation.questions.least_fleet import Wanted, find_least_fleet
-    from outrider_lab.simulation.run import SimulationError
-    from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits
-    from outrider_lab.simulation.trace import open_trace
-
-    objectives = {f"{name}_ms": bound for name, bound in parse_slo(slo).items()}
-    if not objectives:
+    if search and not objectives:
         raise SimulationError("--search: say what is to be met, as in --slo ttft=500,tpot=50")
-    sketch, request = read_built_in() if cluster is None else read_sketch(cluster, config)
-    wanted = Wanted(
-        sketch,
-        request,
-        AcceptanceBook(read_acceptance(acceptance)),
-        SimulatedLimits(max_running),
-        ProfileStore(profiles) if profiles is not None else None,
-        list(open_trace(trace)),
-        build_limits(max_running, max_waiting),
-        objectives,
-        attainment,
-        speculates,
+    limits, control = SimulatedLimits(max_running), build_limits(max_running, max_waiting, other_bits)
+    sketch, asked, book, known = open_sketch(
+        cluster, config, profiles, acceptance or [], built_in=bool(question or search)
     )
-    with show_doing() as told:
-        answer = find_least_fleet(wanted, told)
-    finish_answer(answer, json_out, trace=trace, cluster=str(cluster or "built in"))
+    asked = replace(asked, alike=alike or asked.alike)
+    if question:
+        with show_doing() as doing:
+            answer = answer_mix(Asked(sketch, asked, book, limits, known, share, doing))
+        finish_answer(answer, json_out, cluster=str(cluster or "built in"))
+    elif search:
+        sought = (list(open_trace(trace)), control, objectives, attainment, not plain)
+        with show_doing() as doing:
+            answer = find_least_fleet(Wanted(sketch, asked, book, limits, known, *sought), doing)
+        finish_answer(answer, json_out, trace=trace, cluster=str(cluster or "built in"))
+    else:
+        scenario = Scenario(
+            build_fleet(sketch, asked, book, limits, known, speculates=not plain),
+            open_trace(trace),
+            control,
+            objectives,
+            load_faults(faults) if faults is not None else FaultSchedule(),
+            seconds=seconds,
+            requests=requests,
+        )
+        with show_progress() as told:
+            result = run_simulation(scenario, told)
+        result["environment"] = {**describe_machine(), "trace": trace, "cluster": str(cluster or config or "")}
+        write_json(json_out, result)
+        print_simulation(result)
 
 
 def finish_answer(answer: Answer, json_out: Path | None, **about: str) -> None:
@@ -193,46 +133,39 @@ def finish_answer(answer: Answer, json_out: Path | None, **about: str) -> None:
     print_answer(answer)
 
 
-def build_limits(max_running: int, max_waiting: int) -> Any:
+def build_limits(max_running: int, max_waiting: int, other_bits: OtherBits) -> Any:
     """Return the daemon's limits as it has them by default, but for these."""
     from orchestrator.config.model import ClusterSection
     from orchestrator.daemon.control.streams.admission import ControlLimits
 
-    return ControlLimits(max_running, max_waiting, ClusterSection().max_restarts)
+    rules = FailoverRules(other_bits=other_bits)
+    return ControlLimits(max_running, max_waiting, ClusterSection().max_restarts, failover=rules)
 
 
-def build_sketched_fleet(
-    cluster: Path | None,
-    config: Path | None,
-    profiles: Path | None,
-    acceptance: list[Path],
-    limits: Any,
-    *,
-    speculates: bool = True,
-) -> Fleet:
-    """Return the fleet that a sketch describes. Raises OutriderError."""
+def open_sketch(
+    cluster: Path | None, config: Path | None, profiles: Path | None, acceptance: list[Path], *, built_in: bool
+) -> tuple[Sketch, PlanRequest, AcceptanceBook, ProfileStore | None]:
+    """Return a sketch (without a file the `built_in` one), what it asks for, how drafts go, and stored profiles. Raises
+    OutriderError."""
     from device_profiles.store import ProfileStore
-    from outrider_lab.simulation.run import SimulationError
-    from outrider_lab.simulation.sketched import AcceptanceBook, build_fleet
-
-    if cluster is None:
-        raise SimulationError("--cluster: a sketch of the fleet is needed; docs/cluster-sketch.yaml is one")
-    sketch, asked = read_sketch(cluster, config)
-    book = AcceptanceBook(read_acceptance(acceptance))
-    store = ProfileStore(profiles) if profiles is not None else None
-    return build_fleet(sketch, asked, book, limits, store, speculates=speculates)
-
-
-def read_sketch(cluster: Path, config: Path | None) -> tuple[Any, Any]:
-    """Return a sketch and what it asks for. Raises OutriderError."""
     from orchestrator.config.load import load_config
     from orchestrator.config.sketch import is_cluster_file, load_sketch
     from orchestrator.planning.wanted import build_request_from_sketch
+    from outrider_lab.simulation.questions.asked import read_built_in
+    from outrider_lab.simulation.run import SimulationError
+    from outrider_lab.simulation.sketched import AcceptanceBook
 
+    book = AcceptanceBook(read_acceptance(acceptance))
+    store = ProfileStore(profiles) if profiles is not None else None
+    if cluster is None:
+        if built_in:
+            return *read_built_in(), book, store
+        raise SimulationError("--cluster: a sketch of the fleet is needed; docs/cluster-sketch.yaml is one")
     path = config or (cluster if is_cluster_file(cluster) else None)
     loaded = load_config(path, present=False) if path is not None else None
     sketch = load_sketch(cluster)
-    return sketch, build_request_from_sketch(sketch, loaded, path.resolve().parent if path is not None else Path())
+    base = path.resolve().parent if path is not None else Path()
+    return sketch, build_request_from_sketch(sketch, loaded, base), book, store
 
 
 def read_acceptance(files: list[Path]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ are as the first: so ten thousand devices take no longer than their kinds.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -65,7 +66,7 @@ def build_fleet(
     every_device: bool = False,
 ) -> Fleet:
     """Return the fleet of a sketch. `every_device`: each host is planned by itself, so that a slow one has work beside
-    fast ones. Raises ConfigError or PlanError."""
+    fast ones; where all are to be `alike`, those of one group stay. Raises ConfigError or PlanError."""
     builder = _Builder(asked, acceptance, limits, speculates)
     devices = sum(host.count * sum(one.count for one in host.devices) for host in sketch.hosts)
     if devices <= _PLANNED_WHOLE and not every_device:
@@ -101,6 +102,7 @@ class _Builder:
         self._asked, self._acceptance, self._limits, self._speculates = asked, acceptance, limits, speculates
         self._kinds: dict[object, ReplicaKind] = {}
         self._placed: list[PlacedReplica] = []
+        self._goodput: defaultdict[str, float] = defaultdict(float)  # of each group, tokens/s as planned
         self._zones: dict[str, str] = {}
         self._assumed: dict[str, None] = {}
 
@@ -119,10 +121,13 @@ class _Builder:
             (one.left, one.right): one for one in build_stated_links(sketch.links)
         }
         defaults = build_default_links(sketch.links)
-        return Fleet(tuple(self._placed), devices, self._zones, links, defaults, assumed=tuple(self._assumed))
+        best = max(self._goodput, key=self._goodput.__getitem__, default="")
+        placed = [one for one in self._placed if not self._asked.alike or one.kind.group == best]
+        return Fleet(tuple(placed), devices, self._zones, links, defaults, assumed=tuple(self._assumed))
 
     def _place(self, proposal: PlanProposal, replica: ReplicaPlacement, copy: str) -> None:
         kind = self._find_kind(proposal, replica)
+        self._goodput[kind.group] += replica.prediction.goodput_tokens_per_s
         first, draft = replica.shards[0], replica.draft
         host = copy or first.host
         own = draft.shard if draft is not None and draft.process == "own" else None

@@ -39,6 +39,7 @@ class _Choice(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    system_fingerprints: list[Any] | None = None
 
 
 class _Event(msgspec.Struct):
@@ -160,6 +161,7 @@ def _note(event: _Event, outcome: Outcome, pieces: list[str], now_s: float) -> N
     if event.usage is not None:
         outcome.prompt_tokens = event.usage.prompt_tokens
         outcome.generated = event.usage.completion_tokens
+        outcome.changes = len(event.usage.system_fingerprints or ())
     if isinstance(event.metrics, dict):
         _note_speculation(event.metrics.get("speculative_decoding"), outcome)
     for choice in event.choices or ():

@@ -13,7 +13,8 @@ class Outcome:
 
     `number` is the request's place in the run. `arrival_s` is what latencies are measured from: the scheduled arrival
     in an open loop, the sending in a closed one. `chunks_s` are the times of the events with text, `last_s` that of
-    the last event with a choice. Token counts are the server's own (`usage`), None where it gave none. `done`: the
+    the last event with a choice. Token counts are the server's own (`usage`), None where it gave none. `changes`: how
+    often it says that the bits changed. `done`: the
     end mark came; what happens to the connection after it is no failure. `error` is the kind of failure, "" for none.
     """
 
@@ -30,6 +31,7 @@ class Outcome:
     drafted: int | None = None
     accepted: int | None = None
     steps: int | None = None
+    changes: int = 0
     done: bool = False
     finish: str = ""
     text: str = ""

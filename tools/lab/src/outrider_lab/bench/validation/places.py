@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
+from orchestrator.daemon.api.question import system_fingerprint
+from orchestrator.protocol.ready import Ready
 from outrider_lab.bench.cluster.hosts import BenchHosts, make_hosts
 from outrider_lab.bench.cluster.served import Served, serve
 from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.validation.runs import FaultName, Place
+from outrider_lab.bench.validation.runs import RUNTIMES, FaultName, Place
 
 _READY_S, _POLL_S = 240.0, 0.1
 _T = TypeVar("_T")
@@ -70,6 +74,12 @@ class RealPlace:
             time.sleep(_POLL_S)
         raise BenchError(f"{self.place}: not every worker serves within {_READY_S:g} s")
 
+    def find_fingerprint(self, number: int) -> str:
+        """Return the `system_fingerprint` of a worker's answers."""
+        shown = self.call(lambda: self.query("/admin/status"))["replicas"][number]["ready"]
+        parts = dict.fromkeys(("model", "device", "precision", "drafting", "kv", "shards"), shown)
+        return system_fingerprint(msgspec.convert({**shown, **parts}, Ready)) or ""
+
     def _find_pid(self) -> int:
         """Return the process of the last worker. Raises BenchError where none was ever ready."""
         replicas = self.call(lambda: self.query("/admin/status"))["replicas"]
@@ -97,6 +107,11 @@ def split_cores(place: Place) -> list[list[int]]:
     return [usable] if place == "one worker" else [usable[:half], usable[half:] or usable]
 
 
+def list_runtimes(place: Place) -> list[str]:
+    """Return the runtime of each worker."""
+    return list(RUNTIMES) if place == "unlike workers" else [RUNTIMES[0]] * len(split_cores(place))
+
+
 @contextmanager
 def open_place(place: Place, base: dict[str, Any], directory: Path) -> Iterator[RealPlace]:
     """Run a daemon until the end of the block. `base`: its configuration. Raises BenchError or HostsError."""
@@ -104,15 +119,18 @@ def open_place(place: Place, base: dict[str, Any], directory: Path) -> Iterator[
     if place == "three hosts":
         yield from _open_hosts(base, directory, workers)
         return
-    config = {**base, "model": {**base["model"], **_place_workers(workers)}}
+    config = {**base, "model": {**base["model"], **_place_workers(place, workers)}}
     with serve(None, directory, config) as served:
         found = RealPlace(place, served.url, workers, served.query, _call_here)
         found.wait_serving()
         yield found
 
 
-def _place_workers(workers: Sequence[Sequence[int]]) -> dict[str, Any]:
-    return {"replicas": [{"cores": list(cores)} for cores in workers]} if len(workers) > 1 else {}
+def _place_workers(place: Place, workers: Sequence[Sequence[int]]) -> dict[str, Any]:
+    placed = [
+        {"cores": list(cores), "adapter": name} for cores, name in zip(workers, list_runtimes(place), strict=True)
+    ]
+    return {"replicas": placed} if len(workers) > 1 else {}
 
 
 def _call_here(function: Callable[[], _T]) -> _T:

@@ -21,6 +21,7 @@ from outrider_lab.simulation.fleet import Fleet, PlacedReplica, ReplicaKind
 from outrider_lab.simulation.processes import Timing
 from outrider_lab.simulation.trace import TracedRequest
 from outrider_lab.simulation.world import World
+from policies.serving.failover.standby import FailoverRules
 
 _KV_TOKENS = 40_000
 _START_WITHIN_S = 600.0
@@ -33,7 +34,7 @@ class Calibration:
     takes, `load_s` of a worker, and `timing`. With the daemon and its clients on the same cores, rounds take `pace`
     times as long as the profile says and `round_ms` more, and prompts `prefill_pace` times as long and
     `prompt_ms` more. `alone`: the share of that which a round takes while no other worker runs. `slowness`: how many
-    times as long as usual everything takes."""
+    times as long as usual everything takes. `group`: of equal bits."""
 
     cost: StepCost
     draft_ms: float
@@ -48,6 +49,7 @@ class Calibration:
     prompt_ms: float = 0.0
     alone: float = 1.0
     slowness: float = 1.0
+    group: str = "worker"
 
     def slow_down(self, factor: float) -> Calibration:
         """Return it on a machine that takes so many times as long."""
@@ -67,21 +69,21 @@ class Calibration:
 def predict_run(
     run: ValidationRun,
     requests: RunRequests,
-    known: Calibration,
-    workers: int,
+    members: Sequence[Calibration],
     *,
     real: RealRun | None,
     slo_ms: float,
 ) -> RunFigures:
-    """Return what the simulator says of a run. Of the `real` one it takes when requests came in an open loop, and when
-    something went wrong; None: nothing did."""
-    world, sent = build_world(run, requests, known, workers)
+    """Return what the simulator says of a run on these workers. Of the `real` one it takes when requests came in an
+    open loop, and when something went wrong; None: nothing did."""
+    world, sent = build_world(run, requests, members)
     world.open()
     world.start(_START_WITHIN_S)
     traced = _trace(requests, real.sent_s if real is not None and not run.concurrency else ())
     faults = []
     if run.fault and real is not None:
-        name = f"host-{workers}" if run.fault in ("kill_host", "cut_link") else f"target-{workers}"
+        part = "host" if run.fault in ("kill_host", "cut_link") else "target"
+        name = f"{part}-{len(members)}"
         faults.append(Fault(at_s=real.fault_s, kind=run.fault, name=name))
     if run.concurrency:
         waiting = deque(traced)
@@ -106,14 +108,13 @@ class _Clients:
             self.world.send(self.waiting.popleft())
 
 
-def build_world(run: ValidationRun, requests: RunRequests, known: Calibration, workers: int) -> tuple[World, _Clients]:
-    """Return the place of a run, simulated, and its clients."""
+def _build_kind(run: ValidationRun, requests: RunRequests, known: Calibration) -> ReplicaKind:
     cost = known.real_cost
     costs = Costs(cost, draft_ms=known.draft_ms if run.speculates else 0.0, change_ms=cost.changing_ms)
     # Each request goes on along its own recording: the course's number is the request's.
     book = CourseBook(requests.recorded, costs, most=known.max_depth if run.speculates else 0)
-    kind = ReplicaKind(
-        "worker",
+    return ReplicaKind(
+        known.group,
         costs,
         book,
         places=known.places,
@@ -122,16 +123,26 @@ def build_world(run: ValidationRun, requests: RunRequests, known: Calibration, w
         load_s=known.load_s,
         max_depth=known.max_depth if run.speculates else 0,
         alone=known.alone,
+        group=known.group,
     )
+
+
+def build_world(run: ValidationRun, requests: RunRequests, members: Sequence[Calibration]) -> tuple[World, _Clients]:
+    """Return the place of a run, simulated, and its clients."""
+    kinds = {one: _build_kind(run, requests, one) for one in members}
     placed = tuple(
         PlacedReplica(
-            f"target-{number}", kind, f"host-{number}" if run.place == "three hosts" else "here", "CPU", machine="this"
+            f"target-{number}",
+            kinds[one],
+            f"host-{number}" if run.place == "three hosts" else "here",
+            "CPU",
+            machine="this",
         )
-        for number in range(1, workers + 1)
+        for number, one in enumerate(members, 1)
     )
     clients = _Clients()
-    limits = ControlLimits(known.places, 256, 5)
-    world = World(Fleet(placed, workers), limits, known.timing, ended=clients.send_next, in_order=True)
+    limits = ControlLimits(members[0].places, 256, 5, failover=FailoverRules(other_bits="streams"))
+    world = World(Fleet(placed, len(placed)), limits, members[0].timing, ended=clients.send_next, in_order=True)
     clients.world = world
     return world, clients
 
@@ -165,6 +176,7 @@ def _summarise(world: World, slo_ms: float) -> RunFigures:
         goodput_per_s=float((tpots <= slo_ms).sum()) / span_s,
         tokens_per_round=_count_round_tokens(world),
         pause_ms=float(np.mean(found.pauses_ms)) if found.pauses_ms else None,
+        changed_group=found.changed_group,
     )
 
 

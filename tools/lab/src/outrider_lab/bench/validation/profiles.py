@@ -18,12 +18,12 @@ from outrider_lab.bench.policy.recorder import with_overhead
 _WITHIN_S = 900.0
 
 
-def measure_profiles(config: Path, device: str, threads: Sequence[int], *, seconds: float) -> dict[int, MeasuredModel]:
-    """Return the target's profile by threads; what is stored already is taken. Raises BenchError."""
+def measure_profiles(config: Path, runtime: str, threads: Sequence[int], *, seconds: float) -> dict[int, MeasuredModel]:
+    """Return the target's profile on the CPU by threads; what is stored already is taken. Raises BenchError."""
     counts = [part for count in threads for part in ("--threads", str(count))]
     command = [sys.executable, "-m", "orchestrator.cli.entry", "profile", "--config", str(config)]
     done = subprocess.run(
-        [*command, "--device", device, "--seconds", str(seconds), *counts],
+        [*command, "--device", f"{runtime}:CPU", "--seconds", str(seconds), *counts],
         capture_output=True,
         text=True,
         timeout=_WITHIN_S,
@@ -31,7 +31,8 @@ def measure_profiles(config: Path, device: str, threads: Sequence[int], *, secon
     )
     if done.returncode:
         raise BenchError(f"`outrider profile` failed: {done.stderr.strip().splitlines()[-1:]}")
-    found = {one.threads: one for one in profile_store(load_config(config)).models() if one.role == "target"}
+    known = profile_store(load_config(config)).models()
+    found = {one.threads: one for one in known if (one.role, one.adapter) == ("target", runtime)}
     missing = [count for count in threads if count not in found]
     if missing:
         raise BenchError(f"`outrider profile` kept no profile of {missing[0]} threads")

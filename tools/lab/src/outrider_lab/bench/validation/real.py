@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from statistics import fmean
 
 import numpy as np
@@ -30,7 +30,8 @@ _PAUSES = 3.0  # times its other gaps: then a request stood still
 @dataclass(frozen=True, slots=True)
 class RunFigures:
     """What a run came to, real or simulated. `tokens_per_round`: of a sequence, its prompt's left out (0: not told).
-    `pause_ms`: mean of the requests that lost their worker; None: none did."""
+    `pause_ms`: mean of the requests that lost their worker; None: none did. `changed_group`: how often one went on with
+    other bits."""
 
     output_tok_s: float
     ttft_ms: float
@@ -40,6 +41,7 @@ class RunFigures:
     goodput_per_s: float
     tokens_per_round: float = 0.0
     pause_ms: float | None = None
+    changed_group: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +67,15 @@ def measure_run(
     seed: int,
 ) -> RealRun:
     """Make a run. `slo_ms`: which TPOT counts as good. Raises BenchError where a request fails."""
-    method = "auto" if run.speculates else "off"
-    endpoint = Endpoint(place.url, model, "chat", body={"speculative_config": {"method": method}})
+    endpoint, *others = _list_endpoints(place, run, model)
+    fields = {"max_tokens": max_tokens, "temperature": 0}
     outcomes: list[Outcome] = []
     faults: list[float] = []
 
     async def play() -> None:
         async with open_client() as client:
             zero_s = time.perf_counter()
-            payloads = [endpoint.payload(one.text, {"max_tokens": max_tokens, "temperature": 0}) for one in texts]
+            payloads = [endpoint.payload(one.text, fields) for one in texts]
 
             def clock() -> float:
                 return time.perf_counter() - zero_s
@@ -93,12 +95,20 @@ def measure_run(
             def fail() -> None:
                 asyncio.get_running_loop().run_in_executor(None, fail_now)
 
+            async def keep_busy(other: Endpoint) -> None:
+                for one in cycle(texts):
+                    payload = other.payload(one.text, fields)
+                    await send_request(client, other, payload, Outcome("", ""), _TIMEOUT_S, clock)
+
+            beside = [asyncio.create_task(keep_busy(other)) for other in others for _ in range(run.concurrency)]
             numbers = range(len(texts))
             if run.concurrency:
                 await run_closed_loop(send, numbers, run.concurrency)
             else:
                 times_s = arrival_times_s(len(texts), rate, run.arrival, 1.0, seed)
                 await open_loop(send, numbers, times_s, clock)
+            for task in beside:
+                task.cancel()
 
     place.call(lambda: asyncio.run(play()))
     failed = [one for one in outcomes if one.error]
@@ -112,6 +122,18 @@ def measure_run(
         [MS_PER_S * (one.ttft_s or 0.0) for one in outcomes],
         fault_s,
     )
+
+
+def _list_endpoints(place: RealPlace, run: ValidationRun, model: str) -> list[Endpoint]:
+    """Return where the requests go, and what has as many beside them."""
+    method = "auto" if run.speculates else "off"
+    body = {"speculative_config": {"method": method}, "ignore_eos": run.ignores_ends}
+    endpoint = Endpoint(place.url, model, "chat", body=body)
+    if run.member < 0:
+        return [endpoint]
+    members = (run.member, 1 - run.member) if run.beside else (run.member,)
+    wanted = [place.find_fingerprint(number) for number in members]
+    return [replace(endpoint, body={**body, "system_fingerprint": one}) for one in wanted]
 
 
 def summarise_outcomes(outcomes: Sequence[Outcome], fault_s: float, slo_ms: float) -> RunFigures:
@@ -130,6 +152,7 @@ def summarise_outcomes(outcomes: Sequence[Outcome], fault_s: float, slo_ms: floa
         goodput_per_s=sum(tpot <= slo_ms for tpot in tpots) / span_s,
         tokens_per_round=_count_round_tokens(outcomes),
         pause_ms=_find_pause_ms(outcomes, fault_s) if fault_s >= 0.0 else None,
+        changed_group=sum(one.changes for one in outcomes),
     )
 
 

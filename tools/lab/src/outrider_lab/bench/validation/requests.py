@@ -117,6 +117,7 @@ def record_runs(
     tokenizer = load_tokenizer(target.tokenizer_dir)
     stops = sorted(tokenizer.eos_ids)
     unlike = {text.key: text for some in texts for text in some}
+    said = {text.key for run, some in zip(runs, texts, strict=True) if not run.ignores_ends for text in some}
     submits = {
         key: Submit(
             key,
@@ -129,8 +130,8 @@ def record_runs(
     }
     outputs: dict[str, list[int]] = {key: [] for key in submits}
     loop = build_loop(target, msgspec.structs.replace(options, prefix_reuse=False), None)
-    for submit in submits.values():
-        loop.submit(submit)
+    for key in said:
+        loop.submit(submits[key])
     while not loop.idle:
         for delta in loop.run_round_strictly().deltas:
             outputs[delta.request_id] += delta.tokens
@@ -148,7 +149,7 @@ def record_runs(
                 for text in some
             ],
             [len(submits[text.key].prompt) for text in some],
-            [len(outputs[text.key]) for text in some],
+            [max_tokens if run.ignores_ends else len(outputs[text.key]) for text in some],
         )
         for run, some in zip(runs, texts, strict=True)
     ]

@@ -28,7 +28,7 @@ from outrider_lab.bench.cluster.hosts import HostsError
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.selection import select_by_name
 from outrider_lab.bench.validation.compare import BARS, FORMULAS, compare_run, summarise_runs
-from outrider_lab.bench.validation.places import RealPlace, open_place, split_cores
+from outrider_lab.bench.validation.places import RealPlace, list_runtimes, open_place, split_cores
 from outrider_lab.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
 from outrider_lab.bench.validation.profiles import find_round_cost, measure_profiles
 from outrider_lab.bench.validation.real import RealRun, RunFigures, average_figures, measure_run, scale_times
@@ -82,9 +82,13 @@ def validate(plan: ValidationPlan) -> dict[str, Any]:
         places = [place for place in PLACES if any(run.place == place for run in plan.runs)]
         threads = sorted({len(cores) for place in places for cores in split_cores(place)})
         plan.tell(f"profile the model with {' and '.join(map(str, threads))} threads")
-        profiles = measure_profiles(config, "openvino_rt:CPU", threads, seconds=plan.profile_s)
-        # A calibration for each place, then its runs.
-        jobs = [run for place in places for run in _list_calibrations(place)]
+        profiles: _Profiles = {
+            (runtime, count): profile
+            for runtime in sorted({runtime for place in places for runtime in list_runtimes(place)}, reverse=True)
+            for count, profile in measure_profiles(config, runtime, threads, seconds=plan.profile_s).items()
+        }
+        # Calibrations for each place, then its runs.
+        jobs = [run for place in places for some in _list_calibrations(place) for run in some]
         jobs += [run for turn in range(TURNS) for run in list_turn(plan.runs, turn)]
         plan.tell("record what the target says to all prompts, and the drafts along it")
         texts = [choose_texts(plan.prompts, run, number) for run, number in zip(jobs, number_runs(jobs), strict=True)]
@@ -98,7 +102,7 @@ def validate(plan: ValidationPlan) -> dict[str, Any]:
                 with open_place(place, base, Path(scratch, place.replace(" ", "-"))) as real:
                     found, told = _measure_place(plan, real, mine, requests, profiles)
                     rows += found
-                    calibrations.append(told)
+                    calibrations += told
             except HostsError as error:
                 left_out.append(f"{place}: {error}")
                 plan.tell(f"{place} is left out: {error}")
@@ -122,12 +126,25 @@ def _build_config(store: Path) -> dict[str, Any]:
     }
 
 
-def _list_calibrations(place: Place) -> list[ValidationRun]:
+_Profiles = dict[tuple[str, int], MeasuredModel]  # by runtime and threads
+
+
+def _list_calibrations(place: Place) -> list[list[ValidationRun]]:
     """Return the runs that a place is calibrated by: one request at a time with long and short prompts, one for each
-    worker, and several."""
+    worker, and several. Unlike workers have such runs each: the last two while the other computes the same."""
     alone = ValidationRun(place, False, 1, requests=10, mixed=True)
     each = ValidationRun(place, False, 2, requests=12)
-    return [alone, *([each] if place != "one worker" else []), ValidationRun(place, False, 6, requests=24)]
+    several = ValidationRun(place, False, 6, requests=24)
+    if place != "unlike workers":
+        return [[alone, *([each] if place != "one worker" else []), several]]
+    return [
+        [
+            replace(alone, member=member),
+            replace(each, concurrency=1, requests=6, member=member, beside=True),
+            replace(several, concurrency=3, requests=12, member=member, beside=True),
+        ]
+        for member in range(len(list_runtimes(place)))
+    ]
 
 
 def _record(
@@ -146,31 +163,37 @@ def _measure_place(
     place: RealPlace,
     runs: Sequence[ValidationRun],
     requests: dict[ValidationRun, RunRequests],
-    profiles: dict[int, MeasuredModel],
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    profiles: _Profiles,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Calibrate, make each run for real, calibrate again, and so on; then simulate all."""
-    known = _start_calibration(place, profiles)
-    calibrations, workers = _list_calibrations(place.place), len(place.workers)
+    members = _start_calibration(place, profiles)
+    sets = _list_calibrations(place.place)
+    calibrations = [run for some in sets for run in some]
     timed = _TimedPlace(plan, place, requests)
     if place.place != "three hosts":
         restart_s = place.measure_restart_s()
-        known = replace(known, timing=replace(known.timing, spawn_s=max(0.1, restart_s - known.load_s - _RESTART_S)))
-    timed.pace(calibrations[-2 if workers > 1 else 0])
-    alone, *_, together = [timed.measure(run) for run in calibrations]
-    slo_ms = _SLO_FACTOR * alone.figures.tpot_ms
-    output = sum(requests[calibrations[-1]].output_tokens) / calibrations[-1].requests
-    rate = together.figures.output_tok_s / output
+        timing = replace(members[-1].timing, spawn_s=max(0.1, restart_s - members[-1].load_s - _RESTART_S))
+        members = [replace(one, timing=timing) for one in members]
+    timed.pace(sets[0][-2])
+    figures = {run: timed.measure(run).figures for run in calibrations}
+    slo_ms = _SLO_FACTOR * figures[sets[0][0]].tpot_ms
+    output = sum(requests[sets[0][-1]].output_tokens) / sets[0][-1].requests
+    rate = sum(figures[some[-1]].output_tok_s for some in sets) / output
     for turn in range(TURNS):
         for run in list_turn(runs, turn):
             timed.measure(run, rate * run.share, slo_ms, len(timed.made))
         for run in calibrations if len(runs) > 1 else ():
             timed.measure(run)
     made = [(run, real, slower) for (run, real), slower in zip(timed.made, timed.find_slowness(), strict=True)]
-    known = _calibrate(known, calibrations, made, requests, workers, slo_ms)
+    if len(sets) == 1:
+        members = [_calibrate(members, sets[0], made, requests, slo_ms)] * len(members)
+    else:
+        members = [_calibrate([one], some, made, requests, slo_ms) for one, some in zip(members, sets, strict=True)]
     compared: dict[str, list[tuple[RunFigures, RunFigures, float]]] = {}
     for run, real, slower in made:
         if run not in calibrations:
-            found = predict_run(run, requests[run], known.slow_down(slower), workers, real=real, slo_ms=slo_ms)
+            slowed = [one.slow_down(slower) for one in members]
+            found = predict_run(run, requests[run], slowed, real=real, slo_ms=slo_ms)
             compared.setdefault(run.name, []).append((real.figures, found, slower))
     rows = []
     for run in runs:
@@ -179,43 +202,44 @@ def _measure_place(
         rows.append({**row, "slowness": sum(slower for *_, slower in turns) / len(turns)})
         told = ", ".join(f"{name} {error:+.0%}" for name, error in rows[-1]["errors"].items())
         plan.tell(f"{run.name}: {told}")
-    return rows, {
-        "place": place.place,
-        "pace": known.pace,
-        "round_ms": known.round_ms,
-        "prefill_pace": known.prefill_pace,
-        "prompt_ms": known.prompt_ms,
-        "alone": known.alone,
-        "spawn_s": known.timing.spawn_s,
-        "slowness": [min(slower for *_, slower in made), max(slower for *_, slower in made)],
-    }
+    names = ("group", "pace", "round_ms", "prefill_pace", "prompt_ms", "alone", "load_s")
+    slowness = [min(slower for *_, slower in made), max(slower for *_, slower in made)]
+    return rows, [
+        {
+            "place": place.place,
+            **{name: getattr(one, name) for name in names},
+            "spawn_s": one.timing.spawn_s,
+            "slowness": slowness,
+        }
+        for one in members[: len(sets)]
+    ]
 
 
 def _calibrate(
-    known: Calibration,
+    members: Sequence[Calibration],
     calibrations: Sequence[ValidationRun],
     made: Sequence[tuple[ValidationRun, RealRun, float]],
     requests: dict[ValidationRun, RunRequests],
-    workers: int,
     slo_ms: float,
 ) -> Calibration:
-    """Return a place's calibration by all times that its calibrations were made, each at the machine's usual pace."""
-    first = calibrations[0]
+    """Return the calibration of workers that are alike by all times that their calibrations were made, each at the
+    machine's usual pace."""
+    first, known = calibrations[0], members[0]
     ttfts_ms = [ms / slower for run, real, slower in made if run == first for ms in real.ttfts_ms]
     prompts = [*requests[first].prompt_tokens] * (len(ttfts_ms) // len(requests[first].prompt_tokens))
     known = calibrate_prompts(known, prompts, ttfts_ms)
     pairs = [
         (
             average_figures([scale_times(real.figures, 1.0 / slower) for one, real, slower in made if one == run]),
-            predict_run(run, requests[run], known, workers, real=None, slo_ms=slo_ms),
+            predict_run(run, requests[run], [known] * len(members), real=None, slo_ms=slo_ms),
         )
         for run in calibrations
     ]
     known = calibrate_prompts(calibrate_rounds(known, pairs[-2:]), prompts, ttfts_ms)
-    if workers == 1:
+    if first.place == "one worker":
         return known
     # One at a time has the machine to itself.
-    again = predict_run(first, requests[first], known, workers, real=None, slo_ms=slo_ms)
+    again = predict_run(first, requests[first], [known] * len(members), real=None, slo_ms=slo_ms)
     return replace(known, alone=pairs[0][0].tpot_ms / again.tpot_ms)
 
 
@@ -257,9 +281,14 @@ class _TimedPlace:
         return measure_run(self._place, run, texts, MODEL, max_tokens=most, rate=rate, slo_ms=slo_ms, seed=seed)
 
 
-def _start_calibration(place: RealPlace, profiles: dict[int, MeasuredModel]) -> Calibration:
-    profile = profiles[len(place.workers[0])]
-    return Calibration(find_round_cost(profile), _DRAFT_MS, profile.load_s, Timing())
+def _start_calibration(place: RealPlace, profiles: _Profiles) -> list[Calibration]:
+    """Return what is known of each worker."""
+    runtimes = list_runtimes(place.place)
+    mine = [profiles[name, len(cores)] for name, cores in zip(runtimes, place.workers, strict=True)]
+    return [
+        Calibration(find_round_cost(one), _DRAFT_MS, one.load_s, Timing(), group=name)
+        for one, name in zip(mine, runtimes, strict=True)
+    ]
 
 
 def measure_speed(profile: MeasuredModel, requests: RunRequests) -> float:

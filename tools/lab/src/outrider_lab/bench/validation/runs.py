@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Place = Literal["one worker", "two workers", "three hosts"]
-"""One daemon on this machine with a worker on all cores; the same with a worker on each of two halves of the cores; and
-a daemon over Ray on three hosts, network namespaces of this machine, with a worker on two of them."""
+Place = Literal["one worker", "two workers", "unlike workers", "three hosts"]
+"""One daemon on this machine with a worker on all cores; the same with a worker on each of two halves of the cores; the
+same where these have unlike runtimes; and a daemon over Ray on three hosts, network namespaces of this machine, with a
+worker on two of them."""
+RUNTIMES = ("openvino_rt", "onnx_rt")
+"""Those of unlike workers. Elsewhere all have the first."""
 FaultName = Literal["", "kill_worker", "kill_host", "cut_link"]
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationRun:
     """One run. `concurrency` requests at a time, or `share` of the rate that the place can carry, by the calibration.
-    With `fault` something goes wrong behind half of its requests. `turn`: of a run that is made several times."""
+    With `fault` something goes wrong behind half of its requests. `turn`: of a run that is made several times.
+    `member`: the one of unlike workers that all requests ask for, by its number (-1: none); `beside`: whether the other
+    one has as many at a time meanwhile."""
 
     place: Place
     speculates: bool
@@ -26,6 +31,8 @@ class ValidationRun:
     fault: FaultName = ""
     mixed: bool = False
     turn: int = 0
+    member: int = -1
+    beside: bool = False
 
     @property
     def name(self) -> str:
@@ -33,6 +40,11 @@ class ValidationRun:
         load = f"{self.concurrency} at a time" if self.concurrency else f"open loop at {self.share:.0%}"
         parts = (self.place, load, "long and short" if self.mixed else "", "drafts" if self.speculates else "plain")
         return ", ".join(part for part in (*parts, self.fault.replace("_", " ")) if part)
+
+    @property
+    def ignores_ends(self) -> bool:
+        """Whether outputs go on to their bound: what unlike workers say differs, and so would their lengths."""
+        return self.place == "unlike workers"
 
 
 RUNS: tuple[ValidationRun, ...] = (
@@ -48,13 +60,18 @@ RUNS: tuple[ValidationRun, ...] = (
     ValidationRun("two workers", False, 4),
     ValidationRun("two workers", True, 4),
     ValidationRun("two workers", True, 4, fault="kill_worker"),
+    ValidationRun("unlike workers", False, 1, requests=16),
+    ValidationRun("unlike workers", False, 4),
+    ValidationRun("unlike workers", False, 8, requests=32),
+    ValidationRun("unlike workers", False, share=0.6, requests=40),
+    ValidationRun("unlike workers", False, 4, fault="kill_worker"),
     ValidationRun("three hosts", False, 4, requests=20),
     ValidationRun("three hosts", True, 4, requests=20),
     ValidationRun("three hosts", True, 4, requests=20, fault="cut_link"),
 )
 TURNS = 2
 """So often each run is made, with other prompts where it drafts: a machine is now faster and now slower."""
-PLACES: tuple[Place, ...] = ("one worker", "two workers", "three hosts")
+PLACES: tuple[Place, ...] = ("one worker", "two workers", "unlike workers", "three hosts")
 
 
 def list_turn(runs: Sequence[ValidationRun], turn: int) -> list[ValidationRun]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from device_profiles.store import ProfileStore
+from orchestrator.config.hosts import ClusterHost
 from orchestrator.config.sketch import Sketch, parse_sketch
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.planning.proposal import propose_sketch
@@ -70,12 +71,14 @@ class Asked:
     share: float = 1.0
     told: Callable[[str], None] = field(default=lambda text: None)
 
-    def build_fleet(self, sketch: Sketch, replicas: int) -> Fleet:
-        """Return the fleet of a sketch, without draft models."""
-        # As many at a time as all have places for, so that the plan uses them all.
-        busy = self.request.placement.model_copy(update={"concurrency": self.limits.max_running * replicas})
-        alone = replace(self.request, drafts=(), replicas=replicas, least_replicas=1, placement=busy)
-        return build_fleet(sketch, alone, self.acceptance, self.limits, self.store)
+    def build_fleet(self, *parts: tuple[ClusterHost, int], alike: bool = False) -> Fleet:
+        """Return the fleet of so many hosts of these entries, without draft models: every device has a target, where
+        all are to be `alike` every one of the best group."""
+        hosts = tuple(host.model_copy(update={"count": count}) for host, count in parts if count)
+        links = self.sketch.links.model_copy(update={"between": ()})
+        sketch = self.sketch.model_copy(update={"hosts": hosts, "links": links})
+        request = replace(self.request, drafts=(), alike=alike)
+        return build_fleet(sketch, request, self.acceptance, self.limits, self.store, every_device=True)
 
     def assume(self) -> list[str]:
         """Return what the fleets of this question take for granted."""
