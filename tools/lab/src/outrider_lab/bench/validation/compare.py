@@ -44,7 +44,7 @@ def compare_run(run: ValidationRun, turns: Sequence[tuple[RunFigures, RunFigures
     }
 
 
-def summarise_runs(rows: Sequence[dict[str, Any]], requests_per_s: float) -> dict[str, Any]:
+def summarise_runs(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures by name, with which figure of which run was worst."""
     errors = [(abs(row["errors"][name]), f"{row['name']}: {name}") for row in rows for name in COMPARED]
     ttft = [abs(row["errors"]["ttft_ms"]) for row in rows if "ttft_ms" in row["errors"]]
@@ -58,5 +58,4 @@ def summarise_runs(rows: Sequence[dict[str, Any]], requests_per_s: float) -> dic
         "ttft_error": statistics.median(ttft) if ttft else 0.0,
         "pause_error": statistics.median(pauses) if pauses else None,
         "goodput_error": statistics.median([abs(row["errors"].get("goodput_per_s", 0.0)) for row in rows] or [0.0]),
-        "requests_per_s": requests_per_s,
     }

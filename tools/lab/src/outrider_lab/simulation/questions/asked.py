@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,9 @@ class Asked:
     def build_fleet(self, *parts: tuple[ClusterHost, int], alike: bool = False) -> Fleet:
         """Return the fleet of so many hosts of these entries, without draft models: every device has a target, where
         all are to be `alike` every one of the best group."""
-        hosts = tuple(host.model_copy(update={"count": count}) for host, count in parts if count)
-        links = self.sketch.links.model_copy(update={"between": ()})
-        sketch = self.sketch.model_copy(update={"hosts": hosts, "links": links})
         request = replace(self.request, drafts=(), alike=alike)
-        return build_fleet(sketch, request, self.acceptance, self.limits, self.store, every_device=True)
+        of_these = (choose_hosts(self.sketch, parts), request, self.acceptance, self.limits, self.store)
+        return build_fleet(*of_these, every_device=True)
 
     def assume(self) -> list[str]:
         """Return what the fleets of this question take for granted."""
@@ -100,6 +98,13 @@ class Asked:
         workload = self.request.placement
         user = UserClass(prompt_tokens=workload.prompt_tokens, output_tokens=workload.output_tokens, spread=0.4)
         return list(make_requests(MadeTraffic(rate=rate, seconds=seconds, classes=(user,), **more)))
+
+
+def choose_hosts(sketch: Sketch, parts: Sequence[tuple[ClusterHost, int]]) -> Sketch:
+    """Return a sketch of so many hosts of these entries alone."""
+    hosts = tuple(host.model_copy(update={"count": count}) for host, count in parts if count)
+    links = sketch.links.model_copy(update={"between": ()})
+    return sketch.model_copy(update={"hosts": hosts, "links": links})
 
 
 def read_built_in() -> tuple[Sketch, PlanRequest]:

@@ -15,6 +15,7 @@ from orchestrator.config.sketch import Sketch
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.planning.wanted import PlanError, PlanRequest
 from outrider_lab.simulation.questions.answer import Answer
+from outrider_lab.simulation.questions.asked import choose_hosts
 from outrider_lab.simulation.run import Scenario, SimulationError, simulate
 from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits, build_fleet
 from outrider_lab.simulation.trace import TracedRequest
@@ -156,9 +157,6 @@ def _try_placement(
     wanted: Wanted, parts: Sequence[tuple[ClusterHost, int]], asked: PlanRequest, *, every_device: bool
 ) -> dict[str, Any]:
     devices = sum(count * sum(one.count for one in host.devices) for host, count in parts)
-    links = wanted.sketch.links.model_copy(update={"between": ()})
-    hosts = tuple(host.model_copy(update={"count": count}) for host, count in parts)
-    sketch = wanted.sketch.model_copy(update={"hosts": hosts, "links": links})
     busy = asked.placement.model_copy(update={"concurrency": wanted.limits.max_running * devices})
     request = replace(asked, replicas=devices, least_replicas=1, placement=busy)
     told: dict[str, Any] = {
@@ -168,7 +166,7 @@ def _try_placement(
     }
     try:
         fleet = build_fleet(
-            *(sketch, request, wanted.acceptance, wanted.limits, wanted.store),
+            *(choose_hosts(wanted.sketch, parts), request, wanted.acceptance, wanted.limits, wanted.store),
             speculates=wanted.speculates,
             every_device=every_device,
         )
@@ -182,6 +180,7 @@ def _try_placement(
     return {
         **told,
         "replicas": len(fleet.replicas),
+        "groups": summary["groups"],
         "draft_models": ", ".join(sorted({one.kind.draft.name for one in fleet.replicas if one.kind.draft})) or "none",
         "ttft_ms": ttft.get("p95"),
         "tpot_ms": tpot.get("p50"),
@@ -194,6 +193,7 @@ def _try_placement(
 _COLUMNS = {
     "hosts": "{}",
     "replicas": "{:,}",
+    "groups": "{:,}",
     "draft_models": "{}",
     "price_per_hour": "{:.2f}",
     "ttft_ms": "{:,.0f}",
