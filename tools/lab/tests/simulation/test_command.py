@@ -28,6 +28,7 @@ def test_a_question_is_answered(outrider, tmp_path):
     assert "cost of a million tokens" in shown
     rows = json.loads(out.read_text())["rows"]
     assert [(row["hall"], row["small"]) for row in rows] == [(4, 0), (3, 1), (2, 2), (1, 3), (0, 4)]
+    assert [row["groups"] for row in rows] == [1, 2, 2, 2, 1]
     prices = [row["price_per_hour"] for row in rows]
     assert prices == sorted(prices, reverse=True)
 

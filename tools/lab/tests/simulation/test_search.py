@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,4 +65,14 @@ def test_the_cheapest_fleet_is_found(rate: float, attainment: float, slow: float
 def test_a_mix_is_taken_where_it_is_cheaper() -> None:
     found = find_least_fleet(want(4.5, 0.7, 1.6, 0.4))
     (chosen,) = [row for row in found.rows if row["chosen"]]
-    assert chosen["hosts"] == "1 slow + 1 fast"
+    assert (chosen["hosts"], chosen["groups"]) == ("1 slow + 1 fast", 2)
+
+
+def test_a_mix_is_no_better_than_its_best_group_where_all_are_to_be_alike() -> None:
+    wanted = want(4.5, 0.7, 1.6, 0.4)
+    found = find_least_fleet(replace(wanted, request=replace(wanted.request, alike=True)))
+    by_hosts = {row["hosts"]: row for row in found.rows}
+    (chosen,) = [row for row in found.rows if row["chosen"]]
+    assert "+" not in chosen["hosts"]
+    assert {row.get("groups", 1) for row in found.rows} == {1}
+    assert by_hosts["1 slow + 1 fast"]["attainment"] <= by_hosts["1 fast"]["attainment"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits, build_fleet
@@ -31,4 +32,12 @@ def test_entries_that_are_alike_have_their_own_hosts_and_zones() -> None:
     assert len({(one.host, one.device) for one in fleet.replicas}) == len(fleet.replicas) == fleet.devices == 80
     assert Counter(one.zone for one in fleet.replicas) == {"zone-1": 32, "zone-2": 48}
     assert Counter(one.kind.name.split()[0] for one in fleet.replicas) == {"nvidia-l4": 72, "nvidia-l40s": 8}
-    assert len({id(one.kind) for one in fleet.replicas}) == 2
+    assert len({id(one.kind) for one in fleet.replicas}) == len({one.kind.group for one in fleet.replicas}) == 2
+
+
+def test_of_entries_that_are_to_be_alike_the_best_group_stays() -> None:
+    sketch = parse_sketch(SKETCH, Path("sketch.yaml"))
+    request = replace(build_request_from_sketch(sketch, None, Path()), alike=True)
+    fleet = build_fleet(sketch, request, AcceptanceBook({}), SimulatedLimits(8))
+    assert {one.kind.name.split()[0] for one in fleet.replicas} == {"nvidia-l4"}  # 72 of them make more than 8 L40S
+    assert (len(fleet.replicas), fleet.devices) == (72, 80)

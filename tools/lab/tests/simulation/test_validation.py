@@ -122,6 +122,8 @@ def test_what_no_real_run_was_compared_with_is_named() -> None:
     told = list_unvalidated(fleet, [Fault(at_s=1.0, kind="lose_device", name="target-1")])
     assert "3 replicas (validated with up to 2)" in told
     assert "faults: lose_device" in told
+    unlike = make_fleet(make_kind(group="a"), make_kind(speed=0.5, group="b"))
+    assert list_unvalidated(unlike) == ["drafts in groups of unlike bits"]
 
 
 @pytest.mark.slow

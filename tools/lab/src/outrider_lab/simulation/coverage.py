@@ -25,6 +25,8 @@ def list_unvalidated(fleet: Fleet, faults: Sequence[Fault] = ()) -> list[str]:
         found.append("draft workers")
     if any(one.places > _MOST_PLACES for one in kinds):
         found.append(f"more than {_MOST_PLACES} sequences at a time")
+    if len({one.group for one in kinds}) > 1 and any(one.max_depth for one in kinds):
+        found.append("drafts in groups of unlike bits")
     if any(one.standby for one in fleet.replicas):
         found.append("standbys")
     others = sorted({fault.kind for fault in faults} - VALIDATED_FAULTS)
