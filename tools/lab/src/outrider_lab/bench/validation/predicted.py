@@ -76,36 +76,32 @@ def predict_run(
 ) -> RunFigures:
     """Return what the simulator says of a run on these workers. Of the `real` one it takes when requests came in an
     open loop, and when something went wrong; None: nothing did."""
-    world, sent = build_world(run, requests, members)
+    kinds = {one: _build_kind(run, requests, one) for one in members}
+    hosts = [f"host-{number}" if run.place == "three hosts" else "here" for number in range(1, len(members) + 1)]
+    placed = tuple(
+        PlacedReplica(f"target-{number}", kinds[one], host, "CPU", machine="this")
+        for number, (one, host) in enumerate(zip(members, hosts, strict=True), 1)
+    )
+    waiting: deque[TracedRequest] = deque()
+
+    def send_next(_: str) -> None:
+        """A client of a closed loop sends its next request when one has ended."""
+        if waiting:
+            world.send(waiting.popleft())
+
+    limits = ControlLimits(members[0].places, 256, 5, failover=FailoverRules(other_bits="streams"))
+    world = World(Fleet(placed, len(placed)), limits, members[0].timing, ended=send_next, in_order=True)
     world.open()
     world.start(_START_WITHIN_S)
     traced = _trace(requests, real.sent_s if real is not None and not run.concurrency else ())
     faults = []
     if run.fault and real is not None:
         part = "host" if run.fault in ("kill_host", "cut_link") else "target"
-        name = f"{part}-{len(members)}"
-        faults.append(Fault(at_s=real.fault_s, kind=run.fault, name=name))
-    if run.concurrency:
-        waiting = deque(traced)
-        sent.waiting = waiting
-        first = [waiting.popleft() for _ in range(min(run.concurrency, len(waiting)))]
-        world.play(first, faults)
-    else:
-        world.play(traced, faults)
+        faults.append(Fault(at_s=real.fault_s, kind=run.fault, name=f"{part}-{len(members)}"))
+    together = run.concurrency or len(traced)
+    waiting.extend(traced[together:])
+    world.play(traced[:together], faults)
     return _summarise(world, slo_ms)
-
-
-class _Clients:
-    """Clients of a closed loop: each sends its next request when one has ended."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[TracedRequest] = deque()
-        self.world: World | None = None
-
-    def send_next(self, _: str) -> None:
-        """A request has ended."""
-        if self.waiting and self.world is not None:
-            self.world.send(self.waiting.popleft())
 
 
 def _build_kind(run: ValidationRun, requests: RunRequests, known: Calibration) -> ReplicaKind:
@@ -127,36 +123,10 @@ def _build_kind(run: ValidationRun, requests: RunRequests, known: Calibration) -
     )
 
 
-def build_world(run: ValidationRun, requests: RunRequests, members: Sequence[Calibration]) -> tuple[World, _Clients]:
-    """Return the place of a run, simulated, and its clients."""
-    kinds = {one: _build_kind(run, requests, one) for one in members}
-    placed = tuple(
-        PlacedReplica(
-            f"target-{number}",
-            kinds[one],
-            f"host-{number}" if run.place == "three hosts" else "here",
-            "CPU",
-            machine="this",
-        )
-        for number, one in enumerate(members, 1)
-    )
-    clients = _Clients()
-    limits = ControlLimits(members[0].places, 256, 5, failover=FailoverRules(other_bits="streams"))
-    world = World(Fleet(placed, len(placed)), limits, members[0].timing, ended=clients.send_next, in_order=True)
-    clients.world = world
-    return world, clients
-
-
 def _trace(requests: RunRequests, times_s: Sequence[float]) -> list[TracedRequest]:
-    return [
-        TracedRequest(
-            times_s[number] if times_s else 0.0,
-            requests.prompt_tokens[number],
-            requests.output_tokens[number],
-            category=requests.texts[number].category,
-        )
-        for number in range(len(requests.texts))
-    ]
+    times_s = times_s or [0.0] * len(requests.texts)
+    rows = zip(times_s, requests.prompt_tokens, requests.output_tokens, requests.texts, strict=True)
+    return [TracedRequest(at_s, prompt, output, category=text.category) for at_s, prompt, output, text in rows]
 
 
 def _summarise(world: World, slo_ms: float) -> RunFigures:

@@ -73,7 +73,6 @@ _COLUMNS = {
     "right": "{:,}",
     "rate": "{:.2f}",
     "attainment": "{:.1%}",
-    "output_tok_s": "{:,.1f}",
     "tpot_ms": "{:.2f}",
     "price_per_hour": "{:.2f}",
     "cost_per_million_tokens": "{:.3f}",
