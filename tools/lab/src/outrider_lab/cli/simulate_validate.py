@@ -39,7 +39,7 @@ def print_validation(result: dict[str, Any]) -> None:
     """Print each run with its errors, and the summary beside its bars."""
     from orchestrator.plain_table import print_lines
 
-    names = ("output_tok_s", "ttft_ms", "tpot_ms", "e2e_ms", "goodput_per_s", "pause_ms")
+    names = ("output_tok_s", "ttft_ms", "tpot_ms", "e2e_ms", "goodput_per_s", "pause_ms", "changed_group")
     rows = [
         {"name": row["name"]}
         | {name: f"{row['real'][name]:,.1f} {error:+.0%}" for name, error in row["errors"].items() if name in names}

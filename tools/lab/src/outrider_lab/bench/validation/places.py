@@ -19,7 +19,7 @@ from orchestrator.protocol.ready import Ready
 from outrider_lab.bench.cluster.hosts import BenchHosts, make_hosts
 from outrider_lab.bench.cluster.served import Served, serve
 from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.validation.runs import RUNTIMES, FaultName, Place
+from outrider_lab.bench.validation.runs import RUNTIME, UNLIKE_RUNTIMES, FaultName, Place
 
 _READY_S, _POLL_S = 240.0, 0.1
 _T = TypeVar("_T")
@@ -109,7 +109,7 @@ def split_cores(place: Place) -> list[list[int]]:
 
 def list_runtimes(place: Place) -> list[str]:
     """Return the runtime of each worker."""
-    return list(RUNTIMES) if place == "unlike workers" else [RUNTIMES[0]] * len(split_cores(place))
+    return list(UNLIKE_RUNTIMES) if place == "unlike workers" else [RUNTIME] * len(split_cores(place))
 
 
 @contextmanager

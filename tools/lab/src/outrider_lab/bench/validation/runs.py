@@ -10,8 +10,9 @@ Place = Literal["one worker", "two workers", "unlike workers", "three hosts"]
 """One daemon on this machine with a worker on all cores; the same with a worker on each of two halves of the cores; the
 same where these have unlike runtimes; and a daemon over Ray on three hosts, network namespaces of this machine, with a
 worker on two of them."""
-RUNTIMES = ("openvino_rt", "onnx_rt")
-"""Those of unlike workers. Elsewhere all have the first."""
+RUNTIME = "openvino_rt"
+UNLIKE_RUNTIMES = ("onnx_rt", RUNTIME)
+"""Those of unlike workers. What goes wrong hits the last one, which is the faster one and has most to do."""
 FaultName = Literal["", "kill_worker", "kill_host", "cut_link"]
 
 
