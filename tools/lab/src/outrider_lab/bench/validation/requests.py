@@ -130,7 +130,7 @@ def record_runs(
     }
     outputs: dict[str, list[int]] = {key: [] for key in submits}
     loop = build_loop(target, msgspec.structs.replace(options, prefix_reuse=False), None)
-    for key in said:
+    for key in sorted(said):
         loop.submit(submits[key])
     while not loop.idle:
         for delta in loop.run_round_strictly().deltas:

@@ -76,7 +76,7 @@ def validate(plan: ValidationPlan) -> dict[str, Any]:
         plan.tell(f"profile the model with {' and '.join(map(str, threads))} threads")
         profiles: _Profiles = {
             (runtime, count): profile
-            for runtime in sorted({runtime for place in places for runtime in list_runtimes(place)}, reverse=True)
+            for runtime in sorted({runtime for place in places for runtime in list_runtimes(place)})
             for count, profile in measure_profiles(config, runtime, threads, seconds=plan.profile_s).items()
         }
         # Calibrations for each place, then its runs.

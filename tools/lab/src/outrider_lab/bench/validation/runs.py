@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Place = Literal["one worker", "two workers", "unlike workers", "three hosts"]
-"""One daemon on this machine with a worker on all cores; the same with a worker on each of two halves of the cores; the
-same where these have unlike runtimes; and a daemon over Ray on three hosts, network namespaces of this machine, with a
+"""One daemon on this machine with a worker on all cores. The same with a worker on each of two halves of the cores. The
+same where these have unlike runtimes. A daemon over Ray on three hosts, network namespaces of this machine, with a
 worker on two of them."""
 RUNTIME = "openvino_rt"
 UNLIKE_RUNTIMES = ("onnx_rt", RUNTIME)
