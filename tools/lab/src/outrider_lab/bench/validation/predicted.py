@@ -62,7 +62,7 @@ class Calibration:
         scaled = self.cost.scale_by(self.pace)
         prefill = (self.cost.prefill or self.cost).scale_by(self.prefill_pace)
         prefill = replace(prefill, row_ms=tuple(max(1.0, ms + self.prompt_ms) for ms in prefill.row_ms))
-        whole = replace(scaled, row_ms=tuple(ms + self.round_ms for ms in scaled.row_ms), prefill=prefill)
+        whole = replace(scaled, row_ms=tuple(max(1.0, ms + self.round_ms) for ms in scaled.row_ms), prefill=prefill)
         return whole.scale_by(self.slowness)
 
 
