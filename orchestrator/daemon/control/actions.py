@@ -14,6 +14,7 @@ from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.events import Progress
 from orchestrator.protocol.rounds import Delta, Gauges, RoundReport
 from orchestrator.protocol.trace_messages import ResumedStream
+from policies.serving.residency import ModelStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,14 @@ class TellRefused:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class TellStage:
+    """The target's model is loaded, or leaves, or is gone; `why` it is not there."""
+
+    stage: ModelStage
+    why: str
+
+
 @dataclass(slots=True)
 class Notify:
     """Pass an event on to the observers."""
@@ -178,5 +187,6 @@ Action = (
     | TellLoads
     | TellLacking
     | TellRefused
+    | TellStage
     | Notify
 )

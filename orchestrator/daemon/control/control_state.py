@@ -12,6 +12,7 @@ from orchestrator.daemon.control.health.watch import Watch, Watched
 from orchestrator.daemon.control.replicas.fleet import Fleet
 from orchestrator.daemon.control.replicas.model_identities import ModelIdentities
 from orchestrator.daemon.control.replicas.replicas import Replicas
+from orchestrator.daemon.control.replicas.residency import Residency
 from orchestrator.daemon.control.replicas.standbys import Standbys
 from orchestrator.daemon.control.replicas.worker_life import WorkerLives
 from orchestrator.daemon.control.rollout.retune import Retuning
@@ -51,6 +52,7 @@ class State:
         self.router = Router(self.replicas, self.streams, self.fleet, self.health, least_depth, self.around)
         self.rollout = Rollout(self.replicas, self.router, self.drafts)
         self.retuning = Retuning()
+        self.residency = Residency(self.replicas, self.streams, self.drafts)
         self.standbys = Standbys(self.replicas, self.router, self.drafts, self.health)
         self.steering = OperatorSteering(
             self.replicas, self.streams, self.router, self.health, self.standbys, self.blame

@@ -21,6 +21,8 @@ from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.operator_desk import OperatorDesk
 from orchestrator.daemon.control.port import StateView
 from orchestrator.daemon.control.replicas.replicas import Rank, has_lost_model
+from orchestrator.daemon.control.replicas.residency import ResidencyTerms
+from orchestrator.daemon.control.replicas.roster import SeenModel
 from orchestrator.daemon.control.replicas.scale_load import SeenReplicas, measure_load
 from orchestrator.daemon.control.state import format_progress
 from orchestrator.daemon.control.state_views import StateViews
@@ -35,6 +37,7 @@ from orchestrator.protocol.rounds import Delta
 from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.watchdog import FLOOR_S
 from policies.serving.overrides import EffectiveBound
+from policies.serving.residency import ModelStage
 
 # ADR 0048: behind a cut cable silence is that of the link, which is reported within 4 s.
 _REMOTE_PATIENCE_S = 4.0
@@ -79,6 +82,9 @@ class TargetControl:
         self.steering = OperatorDesk(state, self._post, clock)
         self.views = StateViews(state, cluster, self.steering, clock.monotonic_s())
         self.views.least_depth = limits.least_depth
+        self.heard: Callable[[], object] | None = None
+        """Called where requests load the model, when one has come or gone, and when that is at another stage."""
+        self._told: tuple[object, ...] = ()
         self._reading = 0
         self._all_read = asyncio.Event()
         self._changing = asyncio.Lock()
@@ -91,6 +97,24 @@ class TargetControl:
         """Say what to start: replicas, the draft workers of each, and what takes the replicas' place when none serves.
         To be called before `start`."""
         self._post(events.WorkersChosen(specs, list(chain.from_iterable(drafts)), standbys, self._limits.failover))
+
+    def manage(self, terms: ResidencyTerms) -> None:
+        """Have the model in memory only where that is asked for. To be called between `set_specs` and `start`."""
+        self._state.residency.manage(terms)
+
+    def load_model(self) -> None:
+        """Have the model in memory, or let it stay there."""
+        self._post(events.ModelLoadAsked())
+
+    def leave_memory(self, gone_for: str) -> None:
+        """Have the model out of memory once its requests are over. `gone_for`: the model that its room is for."""
+        self._post(events.ModelLeaveAsked(gone_for))
+
+    def see_model(self) -> SeenModel:
+        """Return how the model stands, for whoever decides which are in memory."""
+        streams, residency = self._state.streams, self._state.residency
+        away = residency.stage is not ModelStage.LOADED
+        return SeenModel(residency.stage, len(streams), streams.held if away else 0, streams.arrived, residency.load_s)
 
     def prepares(self, progress: Progress) -> None:
         self.views.preparing = format_progress(progress)
@@ -280,6 +304,8 @@ class TargetControl:
         reader = self._effects.readers[submit.request_id] = Reader(stream)
         self._reading += 1
         self._effects.carry_out(actions)
+        if self.heard is not None:
+            self._tell_model(self.heard)
         return reader
 
     def _close_stream(self, key: str, reader: Reader) -> None:
@@ -292,3 +318,13 @@ class TargetControl:
 
     def _post(self, event: events.ControlEvent) -> None:
         self._effects.carry_out(step(self._state, event, self._clock.monotonic_s()))
+        if self.heard is not None:
+            self._tell_model(self.heard)
+
+    def _tell_model(self, hear: Callable[[], object]) -> None:
+        """Tell whoever decides over models in memory, where something of this one has changed for that."""
+        streams, residency = self._state.streams, self._state.residency
+        now = (residency.stage, not len(streams), streams.arrived)
+        if now != self._told:
+            self._told = now
+            hear()

@@ -140,6 +140,19 @@ class RetuneAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLoadAsked:
+    """The model is to be in memory: somebody waits for it, or it is to be there from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLeaveAsked:
+    """The model is to leave the memory once its requests are over. `gone_for`: the model that its room is for; "": it
+    was not used."""
+
+    gone_for: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DrainBegun:
     """New requests are refused; live streams have this long to end."""
 
@@ -229,8 +242,10 @@ class Woke:
 
 
 SteeringEvent = RequestCancelled | FailoverAsked | FailoverUndone | DraftersChosen | RequestQuarantined
-ChangeEvent = RolloutAsked | RolloutDropped | RetuneAsked | RulesChanged
-"""Other workers, other options of theirs, or other rules are wanted."""
+ResidencyEvent = ModelLoadAsked | ModelLeaveAsked
+"""The model is to be in memory, or not."""
+ChangeEvent = RolloutAsked | RolloutDropped | RetuneAsked | RulesChanged | ResidencyEvent
+"""Other workers, other options of theirs, none of them, or other rules are wanted."""
 PhaseEvent = WorkersChosen | ClusterOpened | ClusterFailed | DrainBegun | DrainOver | ControlClosed
 """From nothing to serving, and from there to the end."""
 StreamEvent = StreamOpened | StreamClosed

@@ -197,6 +197,25 @@ class ScaleView:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidencyView:
+    """Whether a model is in memory that requests load, and that gives way to others. `state`: "not loaded", "loading",
+    "loaded", "leaving", "unloading" or "failed"; `why` it is not there. So many requests are `waiting` for it. Its last
+    load took `load_s`; it was loaded `loads` times, `failed_loads` came to nothing, and `unloads` counts by why ("idle",
+    "room"). `needs`: bytes by device, as far as they are known."""
+
+    keep: str
+    idle_s: float
+    state: str
+    why: str
+    waiting: int
+    load_s: float
+    loads: int
+    failed_loads: int
+    unloads: dict[str, int]
+    needs: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftStoreView:
     """How a target's draft store does. `kind`: "redis" or "disk"; `location` has no user and no password. `state`:
     "ok", or "away" while it fails; `problem`: what went wrong last ("": nothing). All else counts. Requests were looked
@@ -283,7 +302,8 @@ class RecentOutputsView:
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """What is running now. `phase`: "starting", "ready", "restarting", "draining" or "failed"; it is "ready" while one
+    """What is running now. `phase`: "starting", "ready", "restarting", "unloaded" (a request loads it), "draining" or
+    "failed"; it is "ready" while one
     replica serves.
 
     `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None
@@ -299,7 +319,8 @@ class StateView:
     does not follow load. `draft_store`: None where answers stay in the worker's memory; `recent_outputs`:
     None until an answer to a user tag is there. `quarantined`: requests that are refused for having ended workers.
     `cluster_away`: why no worker can be started, while a cluster does not answer; "" where one can. `unmet`: what was
-    configured and none of the `replicas` is there for.
+    configured and none of the `replicas` is there for. `residency`: None where the model is loaded at the start and
+    stays.
     """
 
     phase: str
@@ -330,6 +351,7 @@ class StateView:
     quarantined: int = 0
     cluster_away: str = ""
     unmet: tuple[UnmetWish, ...] = ()
+    residency: ResidencyView | None = None
 
 
 @dataclass(frozen=True, slots=True)

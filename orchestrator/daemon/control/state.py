@@ -17,6 +17,8 @@ from orchestrator.protocol.rounds import Gauges, RoundReport
 
 STARTING: Final = "starting"
 READY: Final = "ready"
+UNLOADED: Final = "unloaded"
+"""Of a model that a request loads."""
 RESTARTING: Final = "restarting"
 DRAINING: Final = "draining"
 FAILED: Final = "failed"
@@ -234,6 +236,16 @@ class TargetState:
         if self.hindrance == "host":
             self.hindrance = ""
 
+    def mark_unloaded(self, why: str) -> None:
+        """There is no worker, and the first request that asks for the model has one started."""
+        self.phase, self.detail, self.serving, self.gauges = UNLOADED, why, False, None
+        self.hindrance = ""
+        self.on_change()
+
+    def mark_loading(self) -> None:
+        self.phase, self.detail = STARTING, "the worker is being started"
+        self.on_change()
+
     def mark_failed(self, cause: str, hindrance: Hindrance = "") -> None:
         self.phase, self.detail, self.serving, self.hindrance = FAILED, cause, False, hindrance
         self.on_change()
@@ -263,7 +275,7 @@ def format_progress(progress: Progress) -> str:
 def whole(replicas: Sequence[ReplicaView], runtime: str, *, streams: int, uptime_s: float, draining: bool) -> StateView:
     """Return the state of all replicas together. Draining hides every phase but failed."""
     phases = {replica.phase for replica in replicas}
-    phase = next(phase for phase in (READY, RESTARTING, STARTING, FAILED) if phase in phases)
+    phase = next(phase for phase in (READY, RESTARTING, STARTING, UNLOADED, FAILED) if phase in phases)
     first = next(replica for replica in replicas if replica.phase == phase)
     hidden = draining and phase != FAILED
     detail = f"{streams} streams are being finished" if hidden else _detail(first, replicas)

@@ -116,6 +116,7 @@ class StateViews:
             quarantined=len(state.blame.list_quarantined(now_s)),
             cluster_away=self._cluster.away,
             unmet=tuple(self.list_unmet()),
+            residency=state.residency.view(),
         )
         kept = describe_held(shown) if shown.phase == READY else ""
         return replace(shown, detail=kept) if kept else shown

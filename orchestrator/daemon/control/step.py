@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.daemon.control import events
-from orchestrator.daemon.control.actions import Action, LogLine, Notify, TellLacking, TellLoads, TellRefused, WakeAfter
+from orchestrator.daemon.control.actions import (
+    Action,
+    FinishRollout,
+    LogLine,
+    Notify,
+    TellLacking,
+    TellLoads,
+    TellRefused,
+    TellStage,
+    WakeAfter,
+)
 from orchestrator.daemon.control.control_state import State as State
 from orchestrator.daemon.control.health.health import Part
 from orchestrator.daemon.control.health.rules import give_up_if_hopeless, settle_once_ready, watch_health
@@ -17,8 +27,9 @@ from orchestrator.daemon.control.replicas.fold_worker import fold_worker_event, 
 from orchestrator.daemon.control.replicas.replicas import Rank
 from orchestrator.protocol.events import Failed
 from policies.serving.failover.health import Health
+from policies.serving.residency import ModelStage
 
-_OBSERVED = (Notify, TellLoads, TellLacking, TellRefused)
+_OBSERVED = (Notify, TellLoads, TellLacking, TellRefused, TellStage)
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
 
@@ -40,10 +51,7 @@ def step(state: State, event: events.ControlEvent, now_s: float) -> list[Action]
 def _follow_rules(state: State, actions: list[Action], now_s: float) -> None:
     if now_s >= state.loads.look_s:
         actions += state.loads.forget_stale(now_s)
-    if state.rollout.under_way:
-        actions += state.rollout.advance(now_s)
-    if state.retuning.under_way:
-        actions += state.retuning.advance()
+    actions += _advance_changes(state, now_s)
     if state.standbys.any:
         actions += state.standbys.advance(now_s)
     if state.steering.has_failovers or state.health.holds:
@@ -61,6 +69,19 @@ def _follow_rules(state: State, actions: list[Action], now_s: float) -> None:
         actions += state.router.feed(now_s)
         if not state.watch.scheduled and state.works:
             actions.append(WakeAfter(state.watch.schedule_look(now_s)))
+
+
+def _advance_changes(state: State, now_s: float) -> list[Action]:
+    """Go on with exchanges of workers, of their options, and of what is in memory."""
+    actions: list[Action] = []
+    exchanged = state.rollout.under_way
+    if exchanged:
+        actions += state.rollout.advance(now_s)
+    if state.retuning.under_way:
+        actions += state.retuning.advance()
+    if state.residency.changes:
+        actions += state.residency.advance(now_s, failed=state.fleet.all_failed, exchanged=exchanged)
+    return actions
 
 
 def _is_observed(action: Action) -> bool:
@@ -109,6 +130,8 @@ def _open_stream(state: State, event: events.StreamOpened, now_s: float) -> list
 
 def _fold_draft_worker(state: State, event: events.WorkerEvent, now_s: float) -> list[Action]:
     """Something became of a draft worker. One whose model was replaced before it was loaded is started again."""
+    if isinstance(event, events.WorkerEnded):
+        state.residency.observe_ended(event.worker)
     life = state.drafts.find_life(event.worker)
     if isinstance(event, events.WorkerSaid) and life is not None and life.running:
         why = state.identities.learn(life.spec, event.event)
@@ -125,13 +148,34 @@ def _fold_change(state: State, event: events.ChangeEvent, now_s: float) -> list[
             )
             if event.draft_pools is not None:
                 state.drafts.set_sizes(event.draft_pools)
-            return [*chosen, *state.rollout.ask(event.targets, event.drafts)]
+            return [*chosen, *_ask_rollout(state, event, now_s)]
         case events.RetuneAsked():
             return _ask_retune(state, event, now_s)
         case events.RulesChanged():
             return _change_rules(state, event)
         case events.RolloutDropped():
             return state.rollout.drop()
+        case events.ModelLoadAsked():
+            return state.residency.load(now_s)
+        case events.ModelLeaveAsked():
+            busy = state.rollout.under_way or state.retuning.under_way
+            return [] if busy else state.residency.leave(event.gone_for)
+
+
+def _ask_rollout(state: State, event: events.RolloutAsked, now_s: float) -> list[Action]:
+    """Have other workers, at once where the model is in memory, else from its next load on."""
+    residency = state.residency
+    if residency.stage is ModelStage.UNLOADING:
+        return [FinishRollout((), "the model is being unloaded; ask again when it is gone")]
+    if residency.is_away:
+        residency.drafts = event.drafts
+        engines = state.rollout.exchange_idle(event.targets)
+        residency.mark_unloaded()
+        return [FinishRollout(engines)]
+    residency.drafts = event.drafts
+    kept = residency.load(now_s)  # where it was to leave
+    residency.begin_anew(now_s)
+    return [*kept, *state.rollout.ask(event.targets, event.drafts)]
 
 
 def _ask_retune(state: State, event: events.RetuneAsked, now_s: float) -> list[Action]:
@@ -140,7 +184,7 @@ def _ask_retune(state: State, event: events.RetuneAsked, now_s: float) -> list[A
     replicas = [replica for replica in state.replicas.primary if not replica.standby]
     asking = state.retuning.ask(replicas, event.targets)
     chosen = state.standbys.choose(event.standbys, state.standbys.rules, now_s)
-    return [*asking, *chosen, *state.drafts.run_these(event.drafts)]
+    return [*asking, *chosen, *state.residency.run_drafts(event.drafts)]
 
 
 def _change_rules(state: State, event: events.RulesChanged) -> list[Action]:
@@ -159,11 +203,14 @@ def _fold_phase(state: State, event: events.PhaseEvent, now_s: float) -> list[Ac
             for engine, spec in enumerate(event.targets):
                 state.replicas.create(spec, engine, Rank.SERVING)
             state.router.set_failover(event.failover)
+            state.residency.drafts = event.drafts
             return [
                 *state.standbys.choose(event.standbys, event.failover, now_s),
                 *state.drafts.run_these(event.drafts),
             ]
         case events.ClusterOpened():
+            if state.residency.managed:
+                return state.residency.open()
             return [action for replica in state.replicas.serving for action in replica.begin(now_s)]
         case events.ClusterFailed():
             for replica in state.replicas.serving:

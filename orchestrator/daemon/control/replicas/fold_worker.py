@@ -52,6 +52,7 @@ def fold_worker_event(state: State, replica: Replica, event: WorkerEvent, now_s:
             replica.life.observe_ending()
             return lose_worker(state, replica, event.cause, event.kind, now_s)
         case WorkerEnded():
+            state.residency.observe_ended(event.worker)
             return _replace_worker(state, replica, event.cause, event.kind, now_s)
 
 
@@ -184,6 +185,8 @@ def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_
     cause, kind = replica.life.explain(cause, kind)
     replica.state.mark_worker_lost(cause)
     state.drafts.forget_links(replica.name)
+    if replica.life.resting:
+        return []
     if not state.replicas.closed:
         if not replica.life.refused:
             state.health.observe_loss(replica.name, replica.parts, kind, replica.life.failure_kind, cause, now_s)
@@ -223,6 +226,7 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
         longest_tokens=longest,
     )
     if loss.restart:
+        state.residency.observe_loss()
         replica.state.mark_restarting(loss.restart, now_s + loss.after_s, spent=loss.spent, hindrance=hindrance)
     actions += loss.actions
     if replica.rank is Rank.JOINING and replica.life.budget.count("host") >= _HOST_TRIES:

@@ -76,6 +76,7 @@ class WorkerLife:
     _ready_s: float | None = None
     _begun: bool = False
     _closed: bool = False
+    _resting: bool = False
     _ended_here: bool = False
     _failure: Failed | None = None
     on_change: Callable[[], object] = tell_nobody
@@ -115,7 +116,7 @@ class WorkerLife:
         """Have a worker from now on. Nothing happens the second time."""
         if self._begun or self._closed:
             return []
-        self._begun = True
+        self._begun, self._resting = True, False
         return [self._start(0.0)]
 
     def end(self, why: Failed) -> list[Action]:
@@ -125,9 +126,22 @@ class WorkerLife:
         self._failure, self._ended_here, self.stage = why, True, Stage.ENDING
         return [StopWorker(self.number, 0.0)]
 
+    @property
+    def resting(self) -> bool:
+        """Whether it has no worker, or none for long, as nobody wants one."""
+        return self._resting
+
+    def rest(self) -> list[Action]:
+        """End the worker; another follows once `begin` is called again, behind its end."""
+        self._begun, self._resting = False, True
+        return self._stop()
+
     def close(self) -> list[Action]:
         """End the worker; no other follows. Idempotent."""
         self._closed = True
+        return self._stop()
+
+    def _stop(self) -> list[Action]:
         if self.stage in (Stage.IDLE, Stage.ENDING):
             return []
         self.stage = Stage.ENDING
@@ -192,7 +206,7 @@ class WorkerLife:
         self.stage = Stage.IDLE
         failure = self._failure
         cause, kind = self.explain(cause, kind)
-        if self._closed:
+        if self._closed or self._resting:
             return Loss(cause)
         if failure is not None and self.refused:
             return Loss(cause, failure=self._name_host(failure.message))

@@ -10,7 +10,7 @@ from orchestrator.daemon.control.drafts.draft_workers import DraftWorkers
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
 from orchestrator.daemon.control.rollout.replica_diff import arrange_replicas
 from orchestrator.daemon.control.routing.router import Router
-from orchestrator.daemon.control.state import FAILED
+from orchestrator.daemon.control.state import FAILED, add_totals
 from orchestrator.protocol.contract import WorkerSpec
 
 
@@ -54,6 +54,16 @@ class Rollout:
         leaving = [replica for replica in serving if replica.engine not in made.kept]
         self._change = _Change(made.engines, drafts, coming, leaving)
         return [action for replica in coming for action in replica.life.begin()]
+
+    def exchange_idle(self, specs: Sequence[WorkerSpec]) -> tuple[int, ...]:
+        """Have other replicas in place of those that have no worker; none is started. Returns their numbers."""
+        made = arrange_replicas(self._replicas.primary, specs)
+        for old in [replica for replica in self._replicas.primary if replica.engine not in made.kept]:
+            self._replicas.dismiss(old)
+            self._replicas.gone = add_totals([self._replicas.gone, old.state.totals])
+        for engine, spec in made.coming:
+            self._replicas.create(spec, engine, Rank.SERVING)
+        return made.engines
 
     def drop(self) -> list[Action]:
         """Nobody waits for the change: what was not switched to is ended, and what retires goes on retiring."""

@@ -11,7 +11,7 @@ from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.port import ReplicaView, StateView
 from orchestrator.daemon.control.routing.loads import LoadBoard
 from orchestrator.daemon.control.routing.surroundings import USUAL_ROUTING, RoutingRules, Surroundings
-from orchestrator.daemon.control.state import FAILED, RESTARTING, effective_places
+from orchestrator.daemon.control.state import FAILED, RESTARTING, STARTING, effective_places
 from orchestrator.daemon.control.streams.request_history import MAX_RETRY_AFTER_S
 from orchestrator.daemon.control.streams.streams import Streams
 from orchestrator.errors import RequestError
@@ -62,7 +62,7 @@ def refuse_or_pass(
 ) -> None:
     """Raise RequestError where a request cannot be taken in now. A replica that is started again keeps its places."""
     phase = view.phase
-    if phase in _RETRY_AFTER_S:
+    if phase in _RETRY_AFTER_S and not (phase == STARTING and view.residency is not None):  # else it waits for the load
         detail = f": {view.detail}" if view.detail and phase != "draining" else ""
         raise RequestError(
             f"the model is {phase}{detail}" if phase != FAILED else f"the model has failed{detail}",
@@ -84,7 +84,8 @@ def refuse_or_pass(
         retry_after_s = _RETRY_AFTER_S["draining"]
         raise RequestError(why, status=503, kind="server_error", code="model_cordoned", retry_after_s=retry_after_s)
     places = sum(places_of(replica) for replica in view.replicas)
-    refuse_crowd(Crowd(view.streams, len(tried), places), limits, streams, now_s, request)
+    load_s = view.residency.load_s if view.residency is not None else 0.0
+    refuse_crowd(Crowd(view.streams, len(tried), places, load_s), limits, streams, now_s, request)
 
 
 def check_room(
@@ -118,11 +119,13 @@ def describe_held(view: StateView) -> str:
 
 
 class Crowd(NamedTuple):
-    """The `streams` there are, the `replicas` that have not failed, and how many streams these decode at a time."""
+    """The `streams` there are, the `replicas` that have not failed, and how many streams these decode at a time. Before
+    that their model is loaded, which took `load_s` the last time."""
 
     streams: int
     replicas: int
     places: int
+    load_s: float = 0.0
 
 
 def refuse_crowd(crowd: Crowd, limits: ControlLimits, streams: Streams, now_s: float, request: Asked = ONE) -> None:
@@ -139,7 +142,7 @@ def refuse_crowd(crowd: Crowd, limits: ControlLimits, streams: Streams, now_s: f
         raise _busy(
             f"the queue is full: {crowd.streams + request.coming} requests run or wait",
             "queue_full",
-            max(streams.promise_place(now_s, crowd.places, request.wanted), late_s),
+            max(streams.promise_place(now_s, crowd.places, request.wanted), late_s, math.ceil(crowd.load_s)),
         )
     if limits.refuse_late and late_s:
         raise _busy(

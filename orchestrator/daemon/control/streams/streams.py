@@ -148,6 +148,7 @@ class Streams:
         self._resumed: list[Notify] = []
         self.histories = RequestHistories()
         self._answered: OrderedDict[str, None] = OrderedDict()  # digests of which there was a token, the oldest first
+        self._held_from: int | None = None  # those behind the stream of this number are not due
 
     def __len__(self) -> int:
         return len(self._live)
@@ -168,6 +169,25 @@ class Streams:
     @property
     def held(self) -> int:
         return len(self._live) - len(self._sent)
+
+    @property
+    def arrived(self) -> int:
+        """How many have come."""
+        return self._arrived
+
+    def hold_later(self) -> None:
+        """Let none be due that comes from now on."""
+        self._held_from = self._arrived
+
+    def release_later(self) -> None:
+        """Let all be due again that wait."""
+        self._held_from = None
+
+    @property
+    def has_earlier(self) -> bool:
+        """Whether one is left of those that came before others were held."""
+        first = next(iter(self._live.values()), None)
+        return first is not None and (self._held_from is None or first.number <= self._held_from)
 
     @property
     def takes_turns(self) -> bool:
@@ -307,6 +327,8 @@ class Streams:
             arrived = sorted(self._waiting.values(), key=_ARRIVAL)
             self._waiting, self._in_order = {stream.key: stream for stream in arrived}, True
         waiting = list(self._waiting.values())
+        if self._held_from is not None:
+            waiting = [stream for stream in waiting if stream.number <= self._held_from]
         if self.takes_turns:
             order = order_fairly([self._work_of(stream) for stream in waiting], self.accounts)
             waiting = [waiting[index] for index in order]

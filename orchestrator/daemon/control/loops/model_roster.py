@@ -1,0 +1,168 @@
+"""Lets models come and go: carries out what control.replicas.roster decides, on the controls of all models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from orchestrator.clock import Clock
+from orchestrator.daemon.control.actions import TellStage
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.replicas.residency import ResidencyTerms
+from orchestrator.daemon.control.replicas.roster import Roster, SeenModel
+from orchestrator.errors import RequestError
+from orchestrator.telemetry import get_logger
+from policies.serving.residency import ModelStage, ResidencySteps
+
+_log = get_logger(__name__)
+# A timer may go off so much too early.
+_LATER_S = 0.01
+_RETRY_AFTER_S = 10  # where the daemon ends, or a load came to nothing. Not tuned.
+
+
+class ModelGate:
+    """How requests come to a model that they load. `known` is set once a worker was ready and requests can be read by
+    its tokenizer: until then they wait here, behind that with control."""
+
+    def __init__(self, control: TargetControl) -> None:
+        self.changed: Callable[[], object] = lambda: None
+        self._control = control
+        self._coming = 0
+        self._entered = 0
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._known = False
+        control.observers.follow(TellStage, self._observe_stage)
+        control.heard = self._hear
+
+    @property
+    def known(self) -> bool:
+        return self._known
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """A request is about to come: its model is not idle."""
+        self._coming += 1
+        self._entered += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
+            self.changed()
+
+    async def wait_known(self) -> None:
+        """Have the model loaded, and wait until requests can be read for it. Raises RequestError 503 where that comes
+        to nothing."""
+        if self._known:
+            return
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        self.changed()
+        try:
+            await waiting
+        finally:
+            self._waiting.discard(waiting)
+            self.changed()
+
+    def set_known(self) -> None:
+        self._known = True
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def refuse(self, why: str) -> None:
+        """Answer those that wait here that there is no model for them."""
+        error = RequestError(
+            f"the model is not loaded: {why}",
+            status=503,
+            kind="server_error",
+            code="model_not_loaded",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(error)
+
+    def see(self) -> SeenModel:
+        seen = self._control.see_model()
+        waiting = seen.waiting + len(self._waiting)
+        return SeenModel(seen.stage, seen.live + self._coming, waiting, self._entered, seen.load_s)
+
+    def _observe_stage(self, told: TellStage) -> None:
+        if told.stage is ModelStage.UNLOADING and self._waiting:
+            self.refuse(told.why)
+
+    def _hear(self) -> None:
+        self.changed()
+
+
+class ModelRoster:
+    """The models of a daemon, in the order of its file. Those without a gate are loaded at the start and stay; their
+    memory is taken for good."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        gates: Sequence[ModelGate | None],
+        controls: Sequence[TargetControl],
+        terms: Sequence[ResidencyTerms],
+        memory: Mapping[str, int],
+        at_start: Collection[int],
+        clock: Clock,
+    ) -> None:
+        self._names = names
+        self._gates = gates
+        self._controls = controls
+        self._clock = clock
+        self._roster = Roster(terms, memory, at_start, clock.monotonic_s())
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking = False
+        self._again = False
+        self._closed = False
+        for gate in gates:
+            if gate is not None:
+                gate.changed = self.look
+
+    def look(self) -> None:
+        """Have models loaded and unloaded as it is due now."""
+        self._again = True
+        if self._looking or self._closed:
+            return
+        self._looking = True
+        try:
+            while self._again:
+                self._again = False
+                self._carry_out(
+                    self._roster.look([self._see(number) for number in range(len(self._gates))], self._now())
+                )
+        finally:
+            self._looking = False
+
+    def close(self) -> None:
+        """Let all stay as they are."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _now(self) -> float:
+        return self._clock.monotonic_s()
+
+    def _see(self, number: int) -> SeenModel:
+        gate = self._gates[number]
+        return gate.see() if gate is not None else SeenModel(ModelStage.LOADED, 0, 0, 0)
+
+    def _carry_out(self, steps: ResidencySteps) -> None:
+        for number in steps.keep:
+            self._controls[number].load_model()
+        for number, room_for in steps.unload:
+            why = "it was not used" if room_for is None else f"its room is for {self._names[room_for]}"
+            _log.info("a model leaves the memory", model=self._names[number], why=why)
+            self._controls[number].leave_memory("" if room_for is None else self._names[room_for])
+        if steps.load is not None:
+            _log.info("a model is loaded", model=self._names[steps.load])
+            self._controls[steps.load].load_model()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if steps.look_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, steps.look_s) + _LATER_S, self.look)

@@ -1,0 +1,168 @@
+"""Which models are in memory where not all of them fit: what is loaded next, and what gives way for it.
+
+One model is loaded at a time, for whoever has waited longest. Among models that may go, those without requests go
+first, and of these the least used; of several that would do, one is enough. A model with requests gives way only where
+somebody has waited for as long as a load takes: so it has had at least half of the time, and whoever waits has a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal
+
+Keep = Literal["always", "while_used", "on_demand"]
+"""When a model is in memory: always, from the start until its room or its rest is wanted, or from its first request."""
+
+# A request waits so long at least before a model with requests gives way. Not tuned; a simulated load takes less.
+PATIENCE_S: Final = 2.0
+
+
+class ModelStage(Enum):
+    """Of a model. One that leaves takes no new request, and is unloaded once those that it has have ended. One that has
+    failed is never loaded as it is."""
+
+    UNLOADED = "not loaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    LEAVING = "leaving"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+
+
+_AWAY: Final = (ModelStage.UNLOADED, ModelStage.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDemand:
+    """A model now. `needs`: bytes by device, as far as they are known. `live`: requests that it has, or that are about
+    to come to it. `waiting`: those that wait for it to be loaded, the oldest for `waits_s`. It has had none for
+    `idle_s`, and is unloaded when that is `unload_after_s`. `use`: requests of late. `load_s`: how long its last load
+    took. `first_load`: it is to be loaded without a request, once there is room."""
+
+    keep: Keep
+    stage: ModelStage
+    needs: Mapping[str, int]
+    live: int = 0
+    waiting: int = 0
+    waits_s: float = 0.0
+    idle_s: float = 0.0
+    unload_after_s: float = float("inf")
+    use: float = 0.0
+    load_s: float = 0.0
+    first_load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencySteps:
+    """By the models' places: `load` (None: none), `unload` for rest (None) or for another model's room (its place), and
+    `keep`: those that were to leave and need not. `look_s`: when to look again, where time alone may change this."""
+
+    load: int | None = None
+    unload: tuple[tuple[int, int | None], ...] = ()
+    keep: tuple[int, ...] = ()
+    look_s: float | None = None
+
+
+def choose_steps(models: Sequence[ModelDemand], memory: Mapping[str, int]) -> ResidencySteps:
+    """Return what to do now. `memory`: bytes that models may take, by device; one that is not there bounds nothing."""
+    resting = [number for number, model in enumerate(models) if _may_go(model) and not model.live]
+    idle = tuple((number, None) for number in resting if models[number].idle_s >= models[number].unload_after_s)
+    looks = [models[number].unload_after_s - models[number].idle_s for number in resting if (number, None) not in idle]
+    wanted = _find_first(models)
+    leaving = tuple(number for number, model in enumerate(models) if model.stage is ModelStage.LEAVING)
+    if wanted is None:
+        return ResidencySteps(None, idle, leaving, _soonest(looks))
+    if any(model.stage is ModelStage.LOADING for model in models):
+        return ResidencySteps(None, idle, (), _soonest(looks))
+    lacking = _find_lacking(models, wanted, memory)
+    if not lacking:
+        return ResidencySteps(wanted, idle, (), _soonest(looks))
+    going = [number for number, model in enumerate(models) if _is_going(model)] + [number for number, _ in idle]
+    if _suffices(models, going, lacking):
+        return ResidencySteps(None, idle, (), _soonest(looks))
+    more, wait_s = _choose_victims(models, wanted, going, lacking)
+    unload = (*idle, *((number, wanted) for number in more))
+    return ResidencySteps(None, unload, (), _soonest([*looks, *([] if wait_s is None else [wait_s])]))
+
+
+def find_misfit(needs: Sequence[Mapping[str, int]], pinned: Iterable[int], memory: Mapping[str, int]) -> str:
+    """Return the device on which models cannot all have their place in turn: the `pinned` ones together, or another one
+    beside them. "" where each can."""
+    kept = list(pinned)
+    for number in [None, *(number for number in range(len(needs)) if number not in kept)]:
+        together = [*kept, *([] if number is None else [number])]
+        for device, most in memory.items():
+            if sum(needs[each].get(device, 0) for each in together) > most:
+                return device
+    return ""
+
+
+def _find_first(models: Sequence[ModelDemand]) -> int | None:
+    """Return the model that is loaded next: the one that is waited for longest, else one that nobody waits for yet and
+    that there is room for."""
+    unloaded = [number for number, model in enumerate(models) if model.stage is ModelStage.UNLOADED]
+    waited = [number for number in unloaded if models[number].waiting]
+    if waited:
+        return max(waited, key=lambda number: (models[number].waits_s, -number))
+    return next((number for number in unloaded if models[number].first_load), None)
+
+
+def _may_go(model: ModelDemand) -> bool:
+    return model.stage is ModelStage.LOADED and model.keep != "always"
+
+
+def _is_going(model: ModelDemand) -> bool:
+    return model.stage in (ModelStage.LEAVING, ModelStage.UNLOADING)
+
+
+def _find_lacking(models: Sequence[ModelDemand], wanted: int, memory: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes, by device, by which the free memory is too small for a model."""
+    lacking = {}
+    for device, need in models[wanted].needs.items():
+        taken = sum(model.needs.get(device, 0) for model in models if model.stage not in _AWAY)
+        if device in memory and (more := taken + need - memory[device]) > 0:
+            lacking[device] = more
+    return lacking
+
+
+def _suffices(models: Sequence[ModelDemand], gone: Sequence[int], lacking: Mapping[str, int]) -> bool:
+    return all(sum(models[number].needs.get(device, 0) for number in gone) >= more for device, more in lacking.items())
+
+
+def _choose_victims(
+    models: Sequence[ModelDemand], wanted: int, going: Sequence[int], lacking: Mapping[str, int]
+) -> tuple[list[int], float | None]:
+    """Return what gives way beside those that go already, and in how many seconds more may."""
+    if not models[wanted].waiting:
+        return [], None  # it is loaded where there is room
+    able = [number for number, model in enumerate(models) if _may_go(model) and number not in going]
+    able.sort(key=lambda number: (models[number].live > 0, models[number].use, -models[number].idle_s))
+    wait_s = max(PATIENCE_S, models[wanted].load_s) - models[wanted].waits_s
+    resting = [number for number in able if not models[number].live]
+    for chosen in (resting, able):
+        if chosen is able and wait_s > 0.0:
+            return [], wait_s if _suffices(models, [*going, *able], lacking) else None
+        alone = next((number for number in chosen if _suffices(models, [*going, number], lacking)), None)
+        if alone is not None:
+            return [alone], None
+        if _suffices(models, [*going, *chosen], lacking):
+            return _leave_out_spare(models, going, chosen, lacking), None
+    return [], None
+
+
+def _leave_out_spare(
+    models: Sequence[ModelDemand], going: Sequence[int], chosen: Sequence[int], lacking: Mapping[str, int]
+) -> list[int]:
+    """Return those of the chosen that are needed, the most used left out first."""
+    needed = list(chosen)
+    for number in reversed(chosen):
+        rest = [other for other in needed if other != number]
+        if _suffices(models, [*going, *rest], lacking):
+            needed = rest
+    return needed
+
+
+def _soonest(looks: Iterable[float]) -> float | None:
+    return min((look for look in looks if look != float("inf")), default=None)
