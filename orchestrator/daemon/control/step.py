@@ -80,6 +80,7 @@ def _advance_changes(state: State, now_s: float) -> list[Action]:
     if state.retuning.under_way:
         actions += state.retuning.advance()
     if state.residency.changes:
+        state.fleet.refresh()
         actions += state.residency.advance(now_s, failed=state.fleet.all_failed, exchanged=exchanged)
     return actions
 

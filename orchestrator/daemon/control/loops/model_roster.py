@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from orchestrator.clock import Clock
 from orchestrator.daemon.control.actions import TellStage
@@ -29,7 +30,6 @@ class ModelGate:
         self.changed: Callable[[], object] = lambda: None
         self._control = control
         self._coming = 0
-        self._entered = 0
         self._waiting: set[asyncio.Future[None]] = set()
         self._known = False
         control.observers.follow(TellStage, self._observe_stage)
@@ -43,7 +43,6 @@ class ModelGate:
     def hold(self) -> Iterator[None]:
         """A request is about to come: its model is not idle."""
         self._coming += 1
-        self._entered += 1
         try:
             yield
         finally:
@@ -84,9 +83,16 @@ class ModelGate:
                 waiting.set_exception(error)
 
     def see(self) -> SeenModel:
+        """Return how the model stands. Until requests can be read for it, it is not loaded to the end."""
         seen = self._control.see_model()
+        unread = seen.stage is ModelStage.LOADED and bool(self._waiting)
         waiting = seen.waiting + len(self._waiting)
-        return SeenModel(seen.stage, seen.live + self._coming, waiting, self._entered, seen.load_s)
+        return replace(
+            seen,
+            stage=ModelStage.LOADING if unread else seen.stage,
+            live=seen.live + self._coming,
+            waiting=waiting,
+        )
 
     def _observe_stage(self, told: TellStage) -> None:
         if told.stage is ModelStage.UNLOADING and self._waiting:
