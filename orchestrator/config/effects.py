@@ -65,9 +65,10 @@ _TABLE: Final[dict[Effect, dict[str, str]]] = {
         "limits": "kv_cache max_running max_batch_rows",
     },
     Effect.RESTART: {
-        "model": "source name",
+        "model": "source name keep idle_s",
         "models": "",
         "canary": "",
+        "limits": "models_memory",
         "devices": "price_per_hour",
         "placement": "currency load_smoothing profile_budget_s",
         "hosts": "",

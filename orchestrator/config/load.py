@@ -31,7 +31,14 @@ from orchestrator.config.runtimes import check_runtimes, use_runtimes
 from orchestrator.config.socket_place import USUAL_PLACES, choose_socket, find_config_path
 from orchestrator.config.source_text import Lines, Place, SourceFile, format_place, parse_text, read_text
 from orchestrator.config.target import AUTO, Target
-from orchestrator.config.target_checks import check_canary, check_drafts, check_speculation, check_target, list_split
+from orchestrator.config.target_checks import (
+    check_canary,
+    check_drafts,
+    check_residency,
+    check_speculation,
+    check_target,
+    list_split,
+)
 from orchestrator.config.tracing import check_tracing
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
@@ -75,6 +82,7 @@ def check_config(
         check_canary(config, file)
         for target in config.targets:
             check_drafts(target, file)
+            check_residency(target, file)
         check_runtimes(config.adapters, file)
         check_cluster(config, file)
         if present:

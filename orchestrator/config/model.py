@@ -44,6 +44,9 @@ class Limits(Section):
 
     kv_cache: Size = Field(default=ByteSize(1024 * 1024 * 1024))
     """Memory of the target's KV cache, of each replica."""
+    models_memory: Size | None = None
+    """Bytes that all models together may have on each device, where some of them need not stay (`model.keep`). Left
+    out: what the device has, where that can be told."""
     max_running: int = Field(default=16, ge=1, le=1024)
     """Sequences decoded at the same time, by each replica."""
     max_waiting: int = Field(default=256, ge=0, le=100_000)

@@ -21,6 +21,7 @@ from orchestrator.config.model_keys import (
     WeightsPrecision,
 )
 from orchestrator.config.section import Section, Size
+from policies.serving.residency import Keep
 
 EngineName = Literal["auto", "vllm", "sglang", "llama_server", "trtllm", "ollama", "ovms", "tgi", "generic"]
 """`generic`: any with OpenAI's completions, of which nothing more is known."""
@@ -211,6 +212,12 @@ class Target(StaticShapesSection):
     """How many workers serve it: a number, a list that says where and how each runs, or bounds between which it follows
     load. `auto`: as many as the plan finds worth it, each on a device of its own. Each has a KV cache of
     `limits.kv_cache` and decodes `limits.max_running` sequences, where it has none of its own."""
+    keep: Keep = "always"
+    """When it is in memory. `always`: from the start to the end. `while_used`: from the start, until it rests for
+    `idle_s` or another model needs its room. `on_demand`: from the first request that asks for it, until then. Requests
+    wait while their model is loaded."""
+    idle_s: float = Field(default=600.0, gt=0, le=604_800)
+    """How long a model that need not stay is kept without a request."""
     alike: bool = False
     """Whether all replicas must have equal bits. One that has others takes no request then. Else they form groups of
     equal bits, and a request stays with the group that began it (`failover.other_bits`)."""

@@ -48,6 +48,28 @@ def check_speculation(config: ClusterConfig, file: SourceFile) -> None:
             raise file.refuse(config.find_place("speculation", name), why)
 
 
+def check_residency(config: ClusterConfig, file: SourceFile) -> None:
+    """Refuse what a model that comes and goes cannot have: what would stay in memory without it, and what is decided
+    by how its workers do. Raises ConfigError."""
+    model = config.model
+    if model.keep == "always":
+        if "idle_s" in model.model_fields_set:
+            why = "goes with keep: while_used or keep: on_demand; add one, or leave the key out"
+            raise file.refuse(config.find_place("model", "idle_s"), why)
+        return
+    place, why = config.find_place("model", "keep"), ""
+    if config.planned:
+        why = "a plan is made with all models in memory; name the model's adapter and device, and those of its drafts"
+    elif model.bounds is not None:
+        why = "load decides on the replicas, and none are there while it is unloaded; write a number of replicas"
+    elif config.failover.standby:
+        why = "a standby would stay in memory without it; leave failover.standby out"
+    elif not model.name:
+        why = "requests ask for it before it is loaded, by its name; give it one"
+    if why:
+        raise file.refuse(place, f"{model.keep}: {why}")
+
+
 def check_drafts(config: ClusterConfig, file: SourceFile) -> None:
     """Refuse keys of drafts that would change nothing, and draft stores that cannot be used. Raises ConfigError."""
     own = [at for at, _ in config.own_drafts]

@@ -51,12 +51,14 @@ from orchestrator.daemon.bootstrap.early_start import EarlyStart
 from orchestrator.daemon.bootstrap.plan_board import PlanBoard
 from orchestrator.daemon.bootstrap.reload import FileStanding, Reloader
 from orchestrator.daemon.bootstrap.reload_queue import ReloadQueue, reread_files
+from orchestrator.daemon.bootstrap.residency import explain_misfit, measure_models
 from orchestrator.daemon.bootstrap.stopping import Stopping, run_until
 from orchestrator.daemon.bootstrap.target_life import DaemonGround, TargetLife
 from orchestrator.daemon.bootstrap.target_settings import build_terms
 from orchestrator.daemon.bootstrap.tracing import close_tracing, open_tracing
 from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.daemon.control.loops.device_watch import watch_devices
+from orchestrator.daemon.control.loops.model_roster import ModelRoster
 from orchestrator.daemon.control.stage_log import StageLog
 from orchestrator.daemon.control.state import STARTING
 from orchestrator.daemon.journal.book import KeptAnswer
@@ -117,6 +119,8 @@ class Daemon:
             self._reloader, self._notifier, partial(reread_files, self._keys, self._certificate)
         )
         self._models: tuple[ServedModel, ...] = ()
+        self._roster: ModelRoster | None = None
+        self._coming: list[asyncio.Task[None]] = []
         self._take_settings: Callable[[ApiSettings], None] = lambda settings: None
 
     async def run(self) -> None:
@@ -220,7 +224,9 @@ class Daemon:
             telling.cancel()
             if self._batches is not None:
                 await self._batches.close()
-            for task in watching:
+            if self._roster is not None:
+                self._roster.close()
+            for task in (*watching, *self._coming):
                 task.cancel()
             await asyncio.gather(*(target.end_planning() for target in self._targets))
             await asyncio.gather(*(target.close() for target in self._targets))
@@ -243,17 +249,54 @@ class Daemon:
         await self._profile()
         await self._do_for_each(TargetLife.plan)
         coming = [target for target in self._targets if not target.problem]
+        await self._call_roster()
         for target in coming:
             with self._naming(target):
                 await target.start()
-        await asyncio.gather(*(self._bring_up(target, url, admin_path, interrupted) for target in coming))
+        if self._roster is not None:
+            self._roster.look()
+        for target in coming:
+            if target.gate is not None:
+                bringing = self._bring_up(target, url, admin_path, interrupted)
+                self._coming.append(asyncio.create_task(bringing, name="bring up a model"))
+        staying = [target for target in coming if target.gate is None]
+        await asyncio.gather(*(self._bring_up(target, url, admin_path, interrupted) for target in staying))
         self._check_any_left()
         return True
+
+    async def _call_roster(self) -> None:
+        """Let models come and go, where any need not stay. Raises DaemonError where one can never be loaded."""
+        if not any(target.gate is not None for target in self._targets):
+            return
+        configs = [target.config for target in self._targets]
+        found = await asyncio.to_thread(measure_models, configs, self._base)
+        if (misfit := explain_misfit(configs, found)) is not None:
+            raise DaemonError(misfit[1])
+        for line in found.unknown:
+            _log.warning("nothing gives way for what is not known", unknown=line)
+        at_start = set(found.at_start)
+        for number, (target, terms) in enumerate(zip(self._targets, found.terms, strict=True)):
+            if target.gate is not None and not target.problem:
+                target.control.manage(terms)
+                if await target.is_left_behind():
+                    at_start.add(number)
+        self._roster = ModelRoster(
+            [target.name for target in self._targets],
+            [target.gate for target in self._targets],
+            [target.control for target in self._targets],
+            found.terms,
+            found.memory,
+            at_start,
+            self._clock,
+        )
 
     async def _bring_up(
         self, target: TargetLife, url: str, admin_path: Path, interrupted: Sequence[KeptAnswer]
     ) -> None:
-        """Wait until a target serves. What failed says so, and is answered 503."""
+        """Wait until a target serves. What failed says so, and is answered 503. What requests load goes on with what
+        the last daemon's clients wait for, which loads it."""
+        if target.gate is not None:
+            self._let_in(target, interrupted)
         try:
             ready = await target.wait_ready()
         except DaemonError as error:
@@ -276,6 +319,11 @@ class Daemon:
             max_depth=ready.drafting.max_depth,
         )
         show_banner(self._config, ready, f"{url}/v1")
+        if target.gate is None:
+            self._let_in(target, interrupted)
+
+    def _let_in(self, target: TargetLife, interrupted: Sequence[KeptAnswer]) -> None:
+        """Go on with a target's answers of the last daemon, and with batches."""
         if self._kept is not None:
             self._kept.go_on(interrupted, target.served)
         if self._batches is not None:

@@ -164,6 +164,10 @@ class LocalCluster:
                 raise
         return await self._spawn(spec, digest, environment)
 
+    def is_left_behind(self, spec: WorkerSpec) -> bool:
+        digest = digest_worker(spec, _environment(spec))
+        return any(orphan.record.digest == digest for orphan in self._orphans)
+
     async def start_ahead(self, spec: WorkerSpec) -> None:
         await self.open()
         worker = await self.start(spec)

@@ -135,6 +135,15 @@ class Cluster(Protocol):
 
 
 @runtime_checkable
+class AdoptingCluster(Cluster, Protocol):
+    """A cluster whose workers may outlive their daemon."""
+
+    def is_left_behind(self, spec: WorkerSpec) -> bool:
+        """Return whether a worker that is like one of this spec waits for a daemon; to be called after `open`."""
+        ...
+
+
+@runtime_checkable
 class AheadCluster(Cluster, Protocol):
     """A cluster that starts workers before anybody can follow them."""
 

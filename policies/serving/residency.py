@@ -87,16 +87,26 @@ def choose_steps(models: Sequence[ModelDemand], memory: Mapping[str, int]) -> Re
     return ResidencySteps(None, unload, (), _soonest([*looks, *([] if wait_s is None else [wait_s])]))
 
 
-def find_misfit(needs: Sequence[Mapping[str, int]], pinned: Iterable[int], memory: Mapping[str, int]) -> str:
-    """Return the device on which models cannot all have their place in turn: the `pinned` ones together, or another one
-    beside them. "" where each can."""
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Models, by their places, that a device cannot hold together, though they have to be there together."""
+
+    device: str
+    models: tuple[int, ...]
+    needed_bytes: int
+    memory_bytes: int
+
+
+def find_misfit(needs: Sequence[Mapping[str, int]], pinned: Iterable[int], memory: Mapping[str, int]) -> Misfit | None:
+    """Return why models cannot all have their place in turn: the `pinned` ones together, or another one beside them.
+    None where each can."""
     kept = list(pinned)
     for number in [None, *(number for number in range(len(needs)) if number not in kept)]:
-        together = [*kept, *([] if number is None else [number])]
+        together = (*kept, *(() if number is None else (number,)))
         for device, most in memory.items():
-            if sum(needs[each].get(device, 0) for each in together) > most:
-                return device
-    return ""
+            if (needed := sum(needs[each].get(device, 0) for each in together)) > most:
+                return Misfit(device, tuple(each for each in together if needs[each].get(device)), needed, most)
+    return None
 
 
 def _find_first(models: Sequence[ModelDemand]) -> int | None:

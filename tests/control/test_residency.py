@@ -25,7 +25,7 @@ from orchestrator.daemon.control.replicas.roster import Roster, SeenModel
 from orchestrator.daemon.control.state import FAILED, UNLOADED
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.events import Failed
-from policies.serving.residency import PATIENCE_S, Keep, ModelStage, find_misfit
+from policies.serving.residency import PATIENCE_S, Keep, Misfit, ModelStage, find_misfit
 from tests.control.test_step import MAX_TOKENS, World, spec
 
 DEVICE = "here/DEV"
@@ -362,7 +362,7 @@ def test_a_model_that_can_never_be_loaded_is_not_tried_again() -> None:
 
 def test_what_cannot_be_there_together_is_found_beforehand() -> None:
     needs = [{DEVICE: 3}, {DEVICE: 2}, {"here/OTHER": 9}]
-    assert find_misfit(needs, [0], {DEVICE: 4}) == DEVICE
-    assert find_misfit(needs, [], {DEVICE: 4}) == ""
-    assert find_misfit(needs, [0, 1], {DEVICE: 5}) == ""
-    assert find_misfit(needs, [], {DEVICE: 4, "here/OTHER": 8}) == "here/OTHER"
+    assert find_misfit(needs, [0], {DEVICE: 4}) == Misfit(DEVICE, (0, 1), 5, 4)
+    assert find_misfit(needs, [], {DEVICE: 4}) is None
+    assert find_misfit(needs, [0, 1], {DEVICE: 5}) is None
+    assert find_misfit(needs, [], {DEVICE: 4, "here/OTHER": 8}) == Misfit("here/OTHER", (2,), 9, 8)

@@ -248,21 +248,21 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers=STREAM_HEADERS | headers, media_type="text/event-stream")
         del self.headers["content-length"]
-        self._reader = reader
-        self._closed = closed
+        self.reader = reader
+        self.closed = closed
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with aclosing(self._reader):
+            async with aclosing(self.reader):
                 await unless_gone(receive, self._send(send))
         finally:
-            self._closed()
+            self.closed()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with self._keep_alive.beside(send) as send_event:
-            while (chunk := await self._reader.read_chunk()) is not None:
+            while (chunk := await self.reader.read_chunk()) is not None:
                 await send_event({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

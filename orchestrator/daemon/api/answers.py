@@ -42,7 +42,7 @@ class Health(Answered):
     """`GET /health`."""
 
     status: Literal["ok", "degraded"]
-    phase: Literal["starting", "ready", "restarting", "draining"]
+    phase: Literal["starting", "ready", "restarting", "unloaded", "draining"]
     detail: str
     replicas: Serving
     decode: DecodeHealth
@@ -85,13 +85,16 @@ class Version(Answered):
 
 
 class Model(Answered):
-    """One entry of `GET /v1/models`. `max_model_len`, its context in tokens, is known once the model is ready."""
+    """One entry of `GET /v1/models`. `max_model_len`, its context in tokens, is known once the model is ready. `keep`
+    and `state` are those of a model that need not stay in memory."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int = 0
+    keep: str = ""
+    state: str = ""
 
 
 class ModelList(Answered):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -48,6 +49,7 @@ from orchestrator.daemon.api.gates import (
 )
 from orchestrator.daemon.api.grammar_checks import GrammarChecks
 from orchestrator.daemon.api.keys import OWNER, Keys, check_owner, limits_of
+from orchestrator.daemon.api.load_wait import LoadWait, refuse_gone
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.metrics.page import MetricsPage
 from orchestrator.daemon.api.openapi import describe, operation
@@ -206,11 +208,30 @@ class ApiRoutes:
     async def answer(self, request: Request, read: ReadQuestion) -> Response:
         """Answer a request, whichever API it is of: `read` says how its body is read and its answer written. Raises
         RequestError."""
+        if not self.models.load_for_requests:
+            return await self._answer_whole(request, read, None)
+        wait, settings = LoadWait(), self._settings
+        work = self._answer_whole(request, read, wait)
+        return await wait.answer(work, settings.headers_after_s, settings.keep_alive_s)
+
+    async def _answer_whole(self, request: Request, read: ReadQuestion, wait: LoadWait | None) -> Response:
         arrived_s = self._clock.monotonic_s()
         new = self.kept is None or not self.kept.knows(request.headers)  # what is kept has its room
         if new:
             self.models.check_room()
-        model, question, submits, tokenizer = await self._translate(request, read, new=new)
+        with ExitStack() as holding:
+            model, question, submits, tokenizer = await self._translate(request, read, wait, holding, new=new)
+            return await self._answer_translated(request, model, question, submits, tokenizer, arrived_s)
+
+    async def _answer_translated(
+        self,
+        request: Request,
+        model: ServedModel,
+        question: Question,
+        submits: Sequence[Submit],
+        tokenizer: TokenizerPort,
+        arrived_s: float,
+    ) -> Response:
         body = question.body
         kept = None if self.kept is None else self.kept.find(request.headers, body, question.route)
         if kept is not None:
@@ -232,9 +253,10 @@ class ApiRoutes:
         return await self._answer(model, request, question, submits, tokenizer, arrived_s, kept, variant)
 
     async def _translate(
-        self, request: Request, read: ReadQuestion, *, new: bool
+        self, request: Request, read: ReadQuestion, wait: LoadWait | None, holding: ExitStack, *, new: bool
     ) -> tuple[ServedModel, Question, Sequence[Submit], TokenizerPort]:
-        """Read a body and translate it for the model that it names, off the event loop. Raises RequestError."""
+        """Read a body and translate it for the model that it names, off the event loop. `holding` keeps that in memory,
+        and `wait` is told where it is loaded first. Raises RequestError."""
         owner = request.scope.get(OWNER, "")
 
         def work(raw: bytes, model: ServedModel) -> tuple[Question, list[Submit], TokenizerPort]:
@@ -267,12 +289,32 @@ class ApiRoutes:
                 model.check_room()
             model.coming += 1  # from here on: whoever sends a body slowly takes no place
             try:
+                holding.enter_context(model.hold())
+                if wait is not None and model.waits_for_load:
+                    await self._wait_for_load(request, model, await self._work_on(request, raw, read), wait)
                 question, submits, tokenizer = await self._work_on(request, raw, work, model)
                 if submits[0].grammar is not None:  # prompts of one request share it
                     await self._grammars.check(submits[0].grammar, question.grammar_param, question.answer_param)
             finally:
                 model.coming -= 1
         return model, question, submits, tokenizer
+
+    async def _wait_for_load(self, request: Request, model: ServedModel, question: Question, wait: LoadWait) -> None:
+        """Have a model loaded for a question. Raises RequestError where that comes to nothing, takes longer than the
+        request may, or the client has left."""
+        assert model.gate is not None  # noqa: S101 -- it waits for that
+        bound_s = question.body.timeout_s
+        try:
+            async with asyncio.timeout(bound_s):
+                if question.body.stream:
+                    wait.begin(question)
+                    await model.gate.wait_readable()
+                elif await unless_gone(request.receive, _then_true(model.gate.wait_readable())) is None:
+                    raise refuse_gone()
+        except TimeoutError:
+            text = "the request's time was over before its model was loaded; give it longer, or try again later"
+            error = RequestError(text, status=504, kind="server_error", code="deadline_exceeded", param="timeout_s")
+            raise error from None
 
     async def _work_on(self, request: Request, raw: bytes, work: Callable[..., _T], *more: object) -> _T:
         """Return what work makes of a body, off the event loop, with a note of the body meanwhile."""
@@ -383,6 +425,11 @@ class ApiRoutes:
         if kept is None or self.kept is None:
             return control.generate(submit)
         return self.kept.deltas(kept, choice.index, lambda: bool(choice.answer.finish))
+
+
+async def _then_true(work: Awaitable[None]) -> bool:
+    await work
+    return True
 
 
 def create_app(

@@ -17,12 +17,12 @@ from orchestrator.daemon.api.metrics.page import MetricsPage
 from orchestrator.daemon.api.openapi import operation
 from orchestrator.daemon.api.served import NOT_READY_RETRY_S, ServedModel, ServedModels, not_ready
 from orchestrator.daemon.control.replicas.shortfall import list_shortfall, list_wanted
-from orchestrator.daemon.control.state import DRAINING, FAILED, READY, RESTARTING, STARTING
+from orchestrator.daemon.control.state import DRAINING, FAILED, READY, RESTARTING, STARTING, UNLOADED
 from orchestrator.daemon.control.streams.admission import describe_held
 from orchestrator.daemon.journal.standing import JournalView
 from orchestrator.errors import RequestError
 
-_BEST_FIRST = (READY, RESTARTING, STARTING, DRAINING, FAILED)
+_BEST_FIRST = (READY, RESTARTING, STARTING, UNLOADED, DRAINING, FAILED)
 
 
 class Probed(Protocol):
@@ -79,9 +79,10 @@ def _knows(request: Request) -> bool:
 def _tell_started(models: Sequence[ServedModel], *, whole: bool) -> Response:
     """Answer whether each of these models was ready once, but for those that never will be."""
     waited = [model for model in models if model.control.view().ready is None]
-    missing = [model for model in waited if model.phase != FAILED]
-    if missing or len(waited) == len(models):
-        return _refuse((missing or waited)[0], models, whole=whole)
+    missing = [model for model in waited if model.phase != FAILED and model.gate is None]
+    failed = [model for model in waited if model.phase == FAILED]
+    if missing or len(failed) == len(models):
+        return _refuse((missing or failed)[0], models, whole=whole)
     return JSONResponse({"status": "started", "model": models[0].name, **_list_phases(models)})
 
 

@@ -4,8 +4,9 @@ for."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -17,7 +18,7 @@ from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.batches.lines import BatchLine
 from orchestrator.daemon.control.port import Control
 from orchestrator.daemon.control.rollout.canary import CanaryTrial
-from orchestrator.daemon.control.state import FAILED, READY
+from orchestrator.daemon.control.state import FAILED, READY, STARTING, UNLOADED
 from orchestrator.daemon.control.streams.admission import describe_held
 from orchestrator.errors import RequestError
 from orchestrator.protocol.ready import Ready
@@ -27,6 +28,8 @@ from policies.serving.slo import NO_OBJECTIVES, Objectives
 Verdict = Literal["ok", "idle", "stalled"]
 # While models load: what a client may ask again after. Not tuned.
 NOT_READY_RETRY_S = 5
+_LOADED_FIRST = (UNLOADED, STARTING)
+"""The phases of a model in which a request that loads it waits."""
 
 
 @dataclass(slots=True)
@@ -87,16 +90,26 @@ class TargetTerms:
     price: HourlyPrice = NO_PRICE
 
 
+class LoadGate(Protocol):
+    """How requests come to a model that they load (control.loops.model_roster.ModelGate)."""
+
+    def hold(self) -> AbstractContextManager[None]: ...
+
+    async def wait_readable(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ServedTarget:
     """One model, as the daemon hands it over. `tokenizer` gives None until a worker was ready; `name` may give "" until
-    then, where there is one model only. `trial`: of a canary, where there is one."""
+    then, where there is one model only. `trial`: of a canary, where there is one. `gate`: None where the model is
+    always in memory."""
 
     control: Control
     tokenizer: Callable[[], TokenizerPort | None]
     name: Callable[[], str]
     terms: TargetTerms = field(default_factory=TargetTerms)
     trial: CanaryTrial | None = None
+    gate: LoadGate | None = None
 
 
 class ServedModel:
@@ -106,6 +119,7 @@ class ServedModel:
         self.control = target.control
         self.terms = target.terms
         self.trial = target.trial
+        self.gate = target.gate
         self.metrics = metrics
         self.liveness = liveness
         self.coming = 0
@@ -128,13 +142,22 @@ class ServedModel:
 
     @property
     def serves(self) -> bool:
-        """Whether it answers now."""
-        return self.phase == READY
+        """Whether it takes requests now. Those for a model that they load wait until it is."""
+        return self.phase in (READY, *_LOADED_FIRST) if self.gate is not None else self.phase == READY
 
     @property
     def is_coming_up(self) -> bool:
         """Whether it was never ready yet, and may become so."""
-        return self._target.tokenizer() is None and self.phase != FAILED
+        return self.gate is None and self._target.tokenizer() is None and self.phase != FAILED
+
+    @property
+    def waits_for_load(self) -> bool:
+        """Whether a request has to have it loaded before it can be read."""
+        return self.gate is not None and self.find_served() is None
+
+    def hold(self) -> AbstractContextManager[None]:
+        """A request is taken in: meanwhile its model is not idle."""
+        return nullcontext() if self.gate is None else self.gate.hold()
 
     def find_served(self) -> tuple[TokenizerPort, Ready] | None:
         """Return the tokenizer and what the worker says that it belongs to, once a worker was ready. Thread-safe."""
@@ -169,6 +192,8 @@ class ServedModel:
     def has_place_for_batches(self) -> bool:
         """Whether no request waits, and a place beside one that stays free is there."""
         view = self.control.view()
+        if self.gate is not None and view.phase in _LOADED_FIRST:
+            return view.streams + self.coming < self.terms.places
         if view.phase != READY or (view.gauges is not None and view.gauges.waiting):
             return False
         serving = sum(replica.phase == READY for replica in view.replicas) or 1
@@ -185,6 +210,8 @@ class ServedModel:
         }
         if view.ready is not None:
             entry["max_model_len"] = view.ready.model.context_tokens
+        if view.residency is not None:
+            entry["keep"], entry["state"] = view.residency.keep, view.residency.state
         return entry
 
 
@@ -210,6 +237,11 @@ class ServedModels:
     def several(self) -> bool:
         """Whether a request has to say which it means."""
         return len(self._models) > 1
+
+    @property
+    def load_for_requests(self) -> bool:
+        """Whether a request may have to wait for its model to be loaded, before it can be read."""
+        return any(model.waits_for_load for model in self._models)
 
     def find(self, name: str) -> ServedModel | None:
         """Return the model of that name; "" is the first."""

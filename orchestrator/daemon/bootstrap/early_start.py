@@ -81,6 +81,8 @@ def _find_first_spec(config: ClusterConfig, path: Path, state: Path) -> tuple[Wo
     if any(source.startswith(HUB_PREFIX) for source in config.targets[0].model_sources):
         return nothing
     base, first = path.resolve().parent, config.targets[0]
+    if first.model.keep == "on_demand":
+        return nothing
     first = first.with_sources(bind_sources(first))
     if not any(target.planned for target in config.targets):
         targets, _ = build_start_specs(first, base)

@@ -61,14 +61,14 @@ class PlanBoard:
         if number not in self._fixed:
             config = self._configs[number]
             try:
-                self._fixed[number] = tuple(_measure_fixed(config, self._base))
+                self._fixed[number] = tuple(measure_fixed(config, self._base))
             except (OutriderError, AdapterError, OSError) as error:  # then its workers do not start either
                 _log.warning("no plan leaves room for %s: %s", config.model.name, error)
                 self._fixed[number] = ()
         return self._fixed[number]
 
 
-def _measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
+def measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     """Yield the models that a configuration loads where it says. Raises what resolving them raises."""
     own = THIS_NODE if not config.cluster.on_ray or not config.cluster.address else ""
     model, store = config.model, store_directory(config)

@@ -27,6 +27,7 @@ from orchestrator.config.source_text import Lines, Place, format_place
 from orchestrator.config.target import AUTO, OwnTarget, Target
 from orchestrator.config.target_checks import list_split
 from orchestrator.daemon.bootstrap.memory_fit import list_kv_misfits
+from orchestrator.daemon.bootstrap.residency import list_residency_misfits
 from orchestrator.daemon.bootstrap.tracing import INSTALL as INSTALL_OTEL
 from orchestrator.daemon.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
 from orchestrator.errors import ConfigError, WorkerError
@@ -76,6 +77,8 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
         for misfit in list_kv_misfits(config, path.resolve().parent)
         if misfit.fatal
     ]
+    misfits = list_residency_misfits(config, path.resolve().parent)
+    missing += [_refuse(path, lines, place, text) for place, text in misfits]
     directories = (
         (("store", "directory"), store_directory(config)),
         (("state", "directory"), state_directory(config, path)),

@@ -44,6 +44,7 @@ from orchestrator.daemon.bootstrap.target_settings import build_control_limits, 
 from orchestrator.daemon.bootstrap.tokenizers import TargetTokenizers
 from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.loops.model_roster import ModelGate
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.daemon.control.port import UnmetWish
@@ -102,6 +103,8 @@ class TargetLife:
         self.served = RecallingControl(self.control, ground.clock)
         """Control as requests meet it: with a draft store where there is one."""
         self.served.use(build_draft_store(config, self._base, ground.state, ground.clock))
+        self.gate = ModelGate(self.control, self._can_read) if config.model.keep != "always" else None
+        """How requests come to it where it is not always in memory."""
         self._closing: set[asyncio.Task[None]] = set()
         known = (config, ground.path, self._cluster, self._prepares, self.control)
         self._fleet = FleetPlanning(*known, self._list_taken) if config.plans_hosts else None
@@ -119,12 +122,16 @@ class TargetLife:
         """The tokenizer of the model that serves; None until one has."""
         return self._tokenizers.find_loaded(self.control.view().ready)
 
+    def _can_read(self) -> bool:
+        return self.tokenizer is not None
+
     def tell_name(self) -> str:
         """Return the name, for whoever asks again later."""
         return self.name
 
     def offer(self) -> ServedTarget:
-        return ServedTarget(self.served, lambda: self.tokenizer, self.tell_name, build_terms(self.config), self.trial)
+        seen = (lambda: self.tokenizer, self.tell_name, build_terms(self.config), self.trial, self.gate)
+        return ServedTarget(self.served, *seen)
 
     def describe_plan(self) -> dict[str, Any] | None:
         """Return the running plan as plain data; None where nothing is left to one."""
@@ -198,6 +205,15 @@ class TargetLife:
     def _forget_keeper(self, keeper: PlanKeeper) -> None:
         for kind, observer in keeper.hears.items():
             self.control.observers.leave(kind, observer)
+
+    async def is_left_behind(self) -> bool:
+        """Return whether the last daemon's worker of it is there, with its model loaded."""
+        try:
+            await self._cluster.open()
+        except WorkerError:  # told by whoever starts workers
+            return False
+        specs = self.control.list_specs().values()
+        return bool(specs) and all(self._cluster.is_left_behind(spec) for spec in specs)
 
     async def start(self) -> None:
         """Start the workers; from here on the plan follows hosts that come and go, and replicas follow load."""
@@ -378,11 +394,15 @@ class TargetLife:
         """Load the tokenizer of the model that a worker has loaded. Raises DaemonError."""
         worker, node = self.control.view().worker, self._cluster.own_node
         self._tokenizers.try_template(await self._tokenizers.load_served(ready, worker, node), self.name)
+        if self.gate is not None:
+            self.gate.look()
 
     def give_up(self, reason: str) -> None:
         self.problem = reason
         self._tokenizers.forget()
         self.control.give_up(reason)
+        if self.gate is not None:
+            self.gate.refuse(reason)
 
     async def end_planning(self) -> None:
         if self._scaling is not None:
@@ -399,6 +419,8 @@ class TargetLife:
     async def close(self) -> None:
         """End the workers, and the draft store behind them."""
         self._tokenizers.end_reading()
+        if self.gate is not None:
+            self.gate.refuse("the server is shutting down")
         await self.control.close()
         if (store := self.served.use(None)) is not None:
             await store.close()

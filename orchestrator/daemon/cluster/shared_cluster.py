@@ -8,7 +8,7 @@ from weakref import WeakSet
 import msgspec
 
 from orchestrator.daemon.cluster.group import start_group
-from orchestrator.protocol.contract import Cluster, Worker, WorkerSpec
+from orchestrator.protocol.contract import AdoptingCluster, Cluster, Worker, WorkerSpec
 
 # What a worker may take to end its rounds when the daemon closes. Not tuned.
 _CLOSE_GRACE_S = 5.0
@@ -74,6 +74,11 @@ class ClusterShare:
         worker = await start_group(self._cluster.start, named) if named.parts else await self._cluster.start(named)
         self._workers.add(worker)
         return worker
+
+    def is_left_behind(self, spec: WorkerSpec) -> bool:
+        """See protocol.contract.AdoptingCluster. A group of workers is never left behind."""
+        cluster = self._cluster
+        return not spec.parts and isinstance(cluster, AdoptingCluster) and cluster.is_left_behind(self._name(spec))
 
     def _name(self, spec: WorkerSpec) -> WorkerSpec:
         """Return a spec, and its parts', with names of this user's."""

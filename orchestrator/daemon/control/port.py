@@ -200,8 +200,8 @@ class ScaleView:
 class ResidencyView:
     """Whether a model is in memory that requests load, and that gives way to others. `state`: "not loaded", "loading",
     "loaded", "leaving", "unloading" or "failed"; `why` it is not there. So many requests are `waiting` for it. Its last
-    load took `load_s`; it was loaded `loads` times, `failed_loads` came to nothing, and `unloads` counts by why, "idle" or
-    "room". `needs`: bytes by device, as far as they are known."""
+    load took `load_s`; it was loaded `loads` times, and `failed_loads` came to nothing. `unloads` counts by why: "idle"
+    or "room". `needs`: bytes by device, as far as they are known."""
 
     keep: str
     idle_s: float

@@ -171,5 +171,7 @@ class ThoughtSplitter:
 
 def opens_thought(prompt: Sequence[int], tokenizer: TokenizerPort) -> bool:
     """Return whether a prompt ends with the opening tag of a thought, as some chat templates do."""
+    if not prompt:
+        return False
     tail = tokenizer.decode(list(prompt[-_TAIL_TOKENS:]), skip_special=False)
     return tail.rstrip().endswith(OPEN)

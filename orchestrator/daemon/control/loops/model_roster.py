@@ -23,21 +23,17 @@ _RETRY_AFTER_S = 10  # where the daemon ends, or a load came to nothing. Not tun
 
 
 class ModelGate:
-    """How requests come to a model that they load. `known` is set once a worker was ready and requests can be read by
-    its tokenizer: until then they wait here, behind that with control."""
+    """How requests come to a model that they load. Until one can be read, by the tokenizer of what a worker has loaded
+    (`can_read`), they wait here; behind that with control."""
 
-    def __init__(self, control: TargetControl) -> None:
+    def __init__(self, control: TargetControl, can_read: Callable[[], bool]) -> None:
         self.changed: Callable[[], object] = lambda: None
         self._control = control
+        self._can_read = can_read
         self._coming = 0
         self._waiting: set[asyncio.Future[None]] = set()
-        self._known = False
         control.observers.follow(TellStage, self._observe_stage)
         control.heard = self._hear
-
-    @property
-    def known(self) -> bool:
-        return self._known
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -49,23 +45,22 @@ class ModelGate:
             self._coming -= 1
             self.changed()
 
-    async def wait_known(self) -> None:
+    async def wait_readable(self) -> None:
         """Have the model loaded, and wait until requests can be read for it. Raises RequestError 503 where that comes
         to nothing."""
-        if self._known:
-            return
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
-        self.changed()
-        try:
-            await waiting
-        finally:
-            self._waiting.discard(waiting)
+        while not self._can_read():
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.add(waiting)
             self.changed()
+            try:
+                await waiting
+            finally:
+                self._waiting.discard(waiting)
+                self.changed()
 
-    def set_known(self) -> None:
-        self._known = True
-        for waiting in self._waiting:
+    def look(self) -> None:
+        """Let those go on that wait here, where that is possible now."""
+        for waiting in self._waiting if self._can_read() else ():
             if not waiting.done():
                 waiting.set_result(None)
 
@@ -97,6 +92,7 @@ class ModelGate:
     def _observe_stage(self, told: TellStage) -> None:
         if told.stage is ModelStage.UNLOADING and self._waiting:
             self.refuse(told.why)
+        self.look()
 
     def _hear(self) -> None:
         self.changed()

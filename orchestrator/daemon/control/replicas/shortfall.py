@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from orchestrator.daemon.control.port import DraftView, HealthView, MissingReplica, ReplicaView, StateView
-from orchestrator.daemon.control.state import FAILED, READY
+from orchestrator.daemon.control.state import FAILED, READY, UNLOADED
 from policies.serving.failover.health import Health
 
 _STARTS_IN_VAIN = 2
@@ -28,8 +28,9 @@ OUT_REASONS: Final = {
 
 
 def list_wanted(view: StateView) -> list[ReplicaView]:
-    """Return the replicas that are to serve: those of the plan, or of cluster.yaml."""
-    return [replica for replica in view.replicas if not replica.standby]
+    """Return the replicas that are to serve: those of the plan, or of cluster.yaml. Of a model that the next request
+    loads none is."""
+    return [replica for replica in view.replicas if not replica.standby and replica.phase != UNLOADED]
 
 
 def list_missing(view: StateView) -> list[ReplicaView]:

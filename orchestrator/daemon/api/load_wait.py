@@ -1,0 +1,110 @@
+"""Requests for a model that is loaded for them: they wait before they can be read, and their clients are told so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, cast
+
+from starlette.responses import Response
+
+from orchestrator.daemon.api.answer_stream import EventStream, KeepAlive
+from orchestrator.daemon.api.errors import CLIENT_CLOSED
+from orchestrator.daemon.api.port import TokenizerPort
+from orchestrator.daemon.api.question import AnswerHead, AnswerSource, AnswerWriter, Question
+from orchestrator.errors import RequestError
+from orchestrator.telemetry import get_logger
+
+_log = get_logger(__name__)
+
+
+class LoadWait:
+    """A request that may have to wait for its model. `begin` is called where it does, and is to be streamed."""
+
+    def __init__(self) -> None:
+        self.question: Question | None = None
+        self._begun = asyncio.Event()
+
+    def begin(self, question: Question) -> None:
+        self.question = question
+        self._begun.set()
+
+    async def answer(
+        self, work: Coroutine[Any, Any, Response], headers_after_s: float, keep_alive_s: float
+    ) -> Response:
+        """Return what the work does, or what streams that later, where it waits for longer than headers may. Raises
+        what the work does."""
+        task = asyncio.create_task(work, name="answer behind a load")
+        begun = asyncio.create_task(self._begun.wait(), name="wait for a load")
+        try:
+            await asyncio.wait({task, begun}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait({task}, timeout=headers_after_s)
+        except BaseException:
+            task.cancel()
+            raise
+        finally:
+            begun.cancel()
+        if task.done() or self.question is None:
+            return await task
+        writer = _build_writer(self.question)
+        reader = _LateReader(task, writer)
+        keep_alive = KeepAlive(writer.ping(), keep_alive_s, late=True)
+        return EventStream(reader, lambda: None, {}, keep_alive)
+
+
+def _build_writer(question: Question) -> AnswerWriter:
+    """Return what says that a request came to nothing, in its API's form. It writes no token, and needs no
+    tokenizer."""
+    nothing = cast(TokenizerPort, None)
+    model, request_id = question.body.model or "", question.id_prefix.rstrip("-_")
+    head = AnswerHead(request_id, 0, model, [[]], _tell_nothing, "coupled", nothing)
+    return question.build_writer(head)
+
+
+def _tell_nothing(_engine: int, _group: str) -> AnswerSource:
+    return AnswerSource(None)
+
+
+class _LateReader:
+    """Reads the stream that an answer turns out to be. What goes wrong before is an event: the status is out."""
+
+    def __init__(self, task: asyncio.Task[Response], writer: AnswerWriter) -> None:
+        self._task = task
+        self._writer = writer
+        self._stream: EventStream | None = None
+        self._ended = False
+
+    async def read_chunk(self) -> bytes | None:
+        if self._ended:
+            return None
+        if self._stream is None:
+            try:
+                response = await asyncio.shield(self._task)
+            except RequestError as error:
+                self._ended = True
+                _log.warning("request ended with an error behind its headers", status=error.status, code=error.code)
+                return self._writer.failure(error, opened=False)
+            if not isinstance(response, EventStream):
+                self._ended = True
+                return None
+            self._stream = response
+        return await self._stream.reader.read_chunk()
+
+    async def aclose(self) -> None:
+        """Let nothing more be done for it."""
+        if not self._task.done():
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, RequestError):
+                await self._task
+        elif not self._task.cancelled() and self._task.exception() is None:
+            response = self._task.result()
+            if isinstance(response, EventStream):
+                await response.reader.aclose()
+                response.closed()
+
+
+def refuse_gone() -> RequestError:
+    """Return what a request is answered whose client has left while it waited."""
+    return RequestError("the client has gone", status=CLIENT_CLOSED, code="client_closed")
