@@ -30,7 +30,7 @@ _ROWS = (
     ("Requests", ("request_", "time_to_", "inter_token", "e2e_")),
     ("Objectives", ("slo_", "goodput_")),
     ("Health", ("part_", "standby", "worker_", "quarantined", "class_", "effective_", "not_finite", "out_of_memory")),
-    ("Plan, replicas and cost", ("plan_", "replicas_", "price", "spent", "cost_")),
+    ("Plan, replicas and cost", ("plan_", "replicas_", "model_", "price", "spent", "cost_")),
     ("Canary", ("arm_", "canary_")),
     ("Devices and memory", ("device_", "planned_memory", "peak_memory", "kv_move")),
     ("Intake", ("api_", "batch", "journal_")),

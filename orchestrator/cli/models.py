@@ -1,4 +1,4 @@
-"""`outrider models`: the prepared models in the store, and what their number formats cost."""
+"""`outrider models`: which models a daemon has in memory, the prepared ones in the store, and what formats cost."""
 
 from __future__ import annotations
 
@@ -10,27 +10,37 @@ import typer
 
 from device_profiles.units import human_bytes
 from orchestrator.cli.options import AsJson, ConfigFile, Yes, confirm, print_json, show_progress
-from orchestrator.plain_table import print_table
+from orchestrator.plain_table import print_lines, print_table
 
 if TYPE_CHECKING:  # loaded where something is done
+    from orchestrator.config.model import ClusterConfig
     from orchestrator.protocol.load_options import EngineOptions
 
-app = typer.Typer(invoke_without_command=True, help="Prepared models: what the store holds, and what they keep.")
+app = typer.Typer(
+    invoke_without_command=True, help="Models: what is in memory, what the store holds, and what formats keep."
+)
 
 
 @app.callback()
 def models(context: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """List the prepared models in the store, with the quality that was measured of them."""
+    """List the models of the daemon that runs, with whether they are in memory, and the prepared ones in the store,
+    with the quality that was measured of them."""
     if context.invoked_subcommand is not None:
         return
     from orchestrator.config.load import default_config_path, load_config, store_directory
     from orchestrator.worker.measuring.quality import list_stored_quality
 
-    stored = list_stored_quality(store_directory(load_config(config or default_config_path(), sources=False)))
+    loaded = load_config(config or default_config_path(), sources=False)
+    stored = list_stored_quality(store_directory(loaded))
+    served = _list_served(loaded)
     if as_json:
-        print_json(stored)
+        print_json({"served": served, "stored": stored})
+        return
+    if served is None:
+        print_lines("no daemon of this file runs here, or none answers", wraps=False)
     else:
-        _print(stored)
+        _print_served(served)
+    _print(stored)
 
 
 @app.command()
@@ -85,6 +95,35 @@ def prune(config: ConfigFile = None, yes: Yes = False, as_json: AsJson = False) 
     print(f"removed {len(removed)} of {len(usage.unused)} prepared models, {human_bytes(freed)}")
     for name in kept:
         print(f"kept {name}: another process makes or verifies it now")
+
+
+def _list_served(config: ClusterConfig) -> list[dict[str, Any]] | None:
+    """Return the models of the daemon that runs, and whether they are in memory; None where none answers."""
+    from orchestrator.cli.daemon_socket import StatusError, query_daemon
+    from orchestrator.config.load import admin_socket_path
+
+    try:
+        answer = query_daemon(admin_socket_path(config, config.api.port), "/admin/status?most_devices=0")
+    except StatusError:
+        return None
+    served = []
+    for status in (answer, *answer["models"]):
+        stays = {"keep": "always", "state": _STATES.get(status["phase"], status["phase"]), "why": status["detail"]}
+        served.append({"model": status["model"], **(status["residency"] or stays)})
+    return served
+
+
+_STATES = {"ready": "loaded", "starting": "loading", "restarting": "loading"}
+"""What the phase of a model that stays in memory means for that."""
+
+
+def _print_served(served: list[dict[str, Any]]) -> None:
+    rows = []
+    for model in served:
+        needs = " and ".join(f"{human_bytes(size)} on {device}" for device, size in model.get("needs", {}).items())
+        state = f"{model['state']}: {model['why']}" if model["why"] else model["state"]
+        rows.append((model["model"], model["keep"], state, str(model.get("waiting", "")), needs))
+    print_table(("model", "keep", "in memory", "waiting", "needs"), rows)
 
 
 def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:

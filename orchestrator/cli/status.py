@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _SHOWN_QUEUE = 0.05  # less would read 0.0
 MOST_ROWS = 24
 """Of devices, and of hosts: in a table. With --json there are all."""
+_UNLOADED_FOR = {"idle": "rest", "room": "another model's room"}
 
 
 def build_tables(answer: dict[str, Any]) -> Iterator[Table]:
@@ -51,7 +52,7 @@ def list_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [(f"device {device['name']}", device_line(device)) for device in shown]
     left_out = answer.get("devices_left_out", 0) + len(answer["devices"]) - len(shown)
     rows += _list_rest(left_out, "devices, less busy")
-    rows += _list_parts(answer, {"scaling": scaling_line, "draft_store": draft_store_line})
+    rows += _list_parts(answer, {"residency": residency_line, "scaling": scaling_line, "draft_store": draft_store_line})
     rows += _list_parts(answer, {"recent_outputs": recent_outputs_line}, "users' last answers")
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
@@ -211,6 +212,15 @@ def scaling_line(scaling: dict[str, Any]) -> str:
     line = f"{scaling['there']} replicas{ready}; {scaling['wanted']} wanted, of {scaling['least']} to {scaling['most']}"
     last = f"; last change: {scaling['last']}" if scaling["last"] else ""
     return f"{line}: {scaling['why']}{last}"
+
+
+def residency_line(residency: dict[str, Any]) -> str:
+    """Return whether a model that need not stay is in memory, and how often it came and went."""
+    why = f" ({residency['why']})" * bool(residency["why"])
+    waiting = f", {residency['waiting']} requests wait for it" * bool(residency["waiting"])
+    unloads = ", ".join(f"{count} for {_UNLOADED_FOR[reason]}" for reason, count in residency["unloads"].items())
+    line = f"{residency['state']}{why}{waiting}; keep {residency['keep']}; loaded {residency['loads']} times"
+    return f"{line}, unloaded {unloads or 'never'}"
 
 
 def draft_store_line(store: dict[str, Any]) -> str:

@@ -159,7 +159,8 @@ def test_the_shipped_schema_is_current_and_accepts_the_shipped_configuration():
     shipped = json.loads((ROOT / "docs" / "cluster.schema.json").read_text(encoding="utf-8"))
     assert shipped == json_schema(), "run: outrider config schema > docs/cluster.schema.json"
     jsonschema.Draft202012Validator.check_schema(shipped)
-    for example in (ROOT / "cluster.yaml", ROOT / "docs" / "cluster-with-drafts.yaml"):
+    examples = ("cluster.yaml", "docs/cluster-with-drafts.yaml", "docs/cluster-on-demand.yaml")
+    for example in (ROOT / name for name in examples):
         text = example.read_text(encoding="utf-8")
         parse_config(text, example)
         jsonschema.validate(yaml.safe_load(text), shipped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -15,16 +16,22 @@ import openai
 import pytest
 
 from tests.support.cut_streams import BODY, Client, kill_in_mid_stream
-from tests.support.daemon import Daemon, configuration, outrider_process, running, starting
+from tests.support.daemon import Daemon, configuration, outrider_process, running
 from tests.support.waiting import until
 
 NAMES = ("toy", "second", "third")
+AWAY = ("not loaded", "evicted")
 ASK: dict[str, Any] = {"prompt": "the sea is", "max_tokens": 12, "temperature": 0.8, "seed": 3}
-LONG = BODY | {"max_tokens": 150}
+LONG = BODY | {"max_tokens": 300}
 
 
 def write_three(
-    directory: Path, *, script: str = "base_ms=2", keep: str = "on_demand", idle_s: float = 600.0, memory: str = "2.5 GiB"
+    directory: Path,
+    *,
+    script: str = "base_ms=2",
+    keep: str = "on_demand",
+    idle_s: float = 600.0,
+    memory: str = "2.5 GiB",
 ) -> Path:
     """A file with three models of a GiB each, and memory for two."""
     terms = f"keep: {keep}, idle_s: {idle_s}"
@@ -65,5 +72,195 @@ def test_a_model_is_loaded_by_its_first_request_and_unloaded_when_it_rests(tmp_p
         assert daemon.stop() == 0
 
 
-if __name__ == "__main__":
-    pytest.main([__file__])
+def find_worker(daemon: Daemon, name: str) -> int:
+    """The process of a model's worker, ready or not; 0 where it has none."""
+    found = daemon.status()
+    status = next(each for each in (found, *found["models"]) if each["model"] == name)
+    _, _, pid = status["replicas"][0]["worker"].rpartition("pid ")
+    return int(pid) if pid.isdecimal() and status["phase"] not in ("unloaded", "ready") else 0
+
+
+def test_three_models_in_the_memory_of_two_answer_everything_while_workers_are_killed_as_they_load(tmp_path):
+    draw = random.Random(7)
+    wanted = draw.choices(NAMES, weights=[1 / rank for rank in (1, 2, 3)], k=60)
+    with running(write_three(tmp_path, script="base_ms=2&load_ms=100")) as daemon:
+        texts: dict[str, set[str]] = {name: set() for name in NAMES}
+        errors: list[Exception] = []
+        queue = iter(wanted)
+        taking = threading.Lock()
+
+        def ask() -> None:
+            while True:
+                with taking:
+                    name = next(queue, "")
+                if not name:
+                    return
+                try:
+                    texts[name].add(text_of(daemon, name))
+                except Exception as error:
+                    errors.append(error)
+
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for client in clients:
+            client.start()
+        killed = 0
+        while any(client.is_alive() for client in clients):
+            found = states(daemon)
+            assert list(found.values()).count("loading") <= 1
+            assert sum(state not in AWAY for state in found.values()) <= 2
+            loading = [name for name, state in found.items() if state == "loading"]
+            if loading and killed < 2 and (pid := find_worker(daemon, loading[0])):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+            time.sleep(0.02)
+        assert errors == []
+        assert killed == 2
+        assert {name: len(said) for name, said in texts.items()} == dict.fromkeys(NAMES, 1), "each says its own"
+        assert sum(each["unloads"].get("room", 0) for each in residency(daemon).values()) >= 1
+        metrics = httpx.get(f"{daemon.url}/metrics").text
+        assert 'outrider_model_loads_total{engine="0",model_name="third"}' in metrics
+        assert daemon.stop() == 0
+
+
+def read_until(client: Client, daemon: Daemon, events: int) -> threading.Thread:
+    thread = threading.Thread(target=client.read, args=(daemon.url,))
+    thread.start()
+    until(lambda: len(client.ids) >= events, 60)
+    return thread
+
+
+def test_a_model_with_streams_gives_way_behind_them_and_comes_back_for_those_that_came_later(tmp_path):
+    with running(write_three(tmp_path, script="base_ms=25")) as daemon:
+        alone = Client("/v1/completions", LONG)
+        alone.read(daemon.url)
+        streams = [Client("/v1/completions", LONG | {"model": name}) for name in ("toy", "second")]
+        reading = [read_until(stream, daemon, 3) for stream in streams]
+        third = threading.Thread(target=text_of, args=(daemon, "third"))
+        third.start()
+        until(lambda: "leaving" in states(daemon).values(), 30)
+        (leaving,) = [name for name, state in states(daemon).items() if state == "leaving"]
+        late = threading.Thread(target=text_of, args=(daemon, leaving))
+        late.start()
+        for thread in (*reading, third, late):
+            thread.join(120)
+        assert all(stream.done and stream.statuses == [200] for stream in streams)
+        assert streams[0].texts == alone.texts
+        assert residency(daemon)[leaving]["unloads"]["room"] >= 1
+        assert residency(daemon)[leaving]["loads"] >= 2
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/responses"])
+def test_a_stream_is_never_silent_while_its_model_is_loaded(tmp_path, path):
+    config = write_three(tmp_path, script="load_ms=1200")
+    config.write_text(config.read_text().replace("api: {", "api: {headers_after_s: 0.1, keep_alive_s: 0.1, "))
+    words = [{"role": "user", "content": "the sea"}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "the sea is", "max_tokens": 8},
+        "/v1/messages": {"messages": words, "max_tokens": 8},
+        "/v1/responses": {"input": "the sea", "max_output_tokens": 8},
+    }
+    with running(config) as daemon:
+        body = bodies[path] | {"model": "third", "stream": True}
+        with httpx.stream("POST", f"{daemon.url}{path}", json=body, timeout=60) as response:
+            assert response.status_code == 200
+            assert states(daemon)["third"] == "loading", "the headers are there before the model is"
+            text = "".join(response.iter_text())
+        silences = text.count("event: ping") if path == "/v1/messages" else text.count(": keep-alive")
+        assert silences >= 3
+        assert "response.failed" not in text
+        assert "event: error" not in text
+        last = {"/v1/completions": "[DONE]", "/v1/messages": "message_stop", "/v1/responses": "response.incomplete"}
+        assert last[path] in text
+        assert daemon.stop() == 0
+
+
+def test_who_finds_the_queue_full_is_told_when_to_come_back_and_who_leaves_is_not_waited_for(tmp_path):
+    config = write_three(tmp_path, script="load_ms=1500")
+    config.write_text(config.read_text().replace("limits: {", "limits: {max_running: 1, max_waiting: 1, "))
+    with running(config) as daemon:
+        with pytest.raises(openai.APITimeoutError):
+            daemon.client.with_options(timeout=0.3).completions.create(**ASK, model="second")
+        until(lambda: states(daemon)["second"] == "loaded", 30)
+        waiting = [threading.Thread(target=text_of, args=(daemon, "third")) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        until(lambda: states(daemon)["third"] == "loading", 30)
+        time.sleep(0.2)
+        with pytest.raises(openai.RateLimitError) as full:
+            text_of(daemon, "third")
+        assert full.value.code == "queue_full"
+        assert int(full.value.response.headers["Retry-After"]) >= 1
+        with pytest.raises(openai.InternalServerError) as late:
+            daemon.client.completions.create(**ASK, model="toy", extra_body={"timeout_s": 0.2})
+        assert late.value.code == "deadline_exceeded"
+        for thread in waiting:
+            thread.join(60)
+        assert daemon.stop() == 0
+
+
+def test_a_load_that_fails_is_told_to_its_clients_alone(tmp_path):
+    config = write_three(tmp_path)
+    broken = "  - {source: 'simulated:toy?nonsense=1', adapter: simulated, name: broken, keep: on_demand}\n"
+    config.write_text(config.read_text().replace("limits: {", f"{broken}limits: {{"))
+    with running(config) as daemon:
+        with pytest.raises(openai.InternalServerError) as failed:
+            text_of(daemon, "broken")
+        assert failed.value.status_code == 503
+        assert failed.value.response.headers["Retry-After"]
+        assert "nonsense" in str(failed.value)
+        text_of(daemon, "second")
+        assert states(daemon)["broken"] == "failed"
+        assert httpx.get(f"{daemon.url}/ready").status_code == 200
+        assert daemon.stop() == 0
+
+
+def test_a_killed_daemons_models_stand_as_they_did_and_its_streams_go_on(tmp_path):
+    config = write_three(tmp_path, script="base_ms=20")
+    with running(config) as first:
+        plain = {name: Client("/v1/completions", LONG | {"model": name}) for name in ("toy", "second")}
+        for client in plain.values():
+            client.read(first.url)
+        clients = {name: Client("/v1/completions", LONG | {"model": name}, key=name) for name in plain}
+        found = first.status()
+        before = {each["model"]: each["ready"]["pid"] for each in (found, *found["models"]) if each["ready"]}
+        kill_in_mid_stream(first, list(clients.values()), 5)
+        os.kill(before["second"], signal.SIGKILL)  # this one has to be loaded again
+    with running(config) as second:
+        for name, client in clients.items():
+            client.read(second.url)
+            assert client.done
+            assert client.texts == plain[name].texts
+        found = second.status()
+        after = {each["model"]: each["ready"]["pid"] for each in (found, *found["models"]) if each["ready"]}
+        assert after["toy"] == before["toy"], "it was loaded, and its worker is there"
+        assert states(second) == {"toy": "loaded", "second": "loaded", "third": "not loaded"}
+        assert second.stop() == 0
+
+
+def test_models_that_are_used_are_there_from_the_start_as_far_as_there_is_room(tmp_path, outrider):
+    with running(write_three(tmp_path, keep="while_used")) as daemon:
+        until(lambda: list(states(daemon).values()).count("loaded") == 2, 30)
+        assert states(daemon)["third"] == "not loaded"
+        text_of(daemon, "third")
+        assert sorted(states(daemon).values()) == ["evicted", "loaded", "loaded"]
+        shown = outrider("models", "--config", str(daemon.admin.parent / "cluster.yaml"), "--json")
+        served = {each["model"]: each for each in json.loads(shown.stdout)["served"]}
+        assert served["third"]["state"] == "loaded"
+        (gone,) = [each for each in served.values() if each["state"] == "evicted"]
+        assert gone["why"] == "it gave way to third"
+        assert sum(gone["needs"].values()) >= 2**30
+        plain = outrider("models", "--config", str(daemon.admin.parent / "cluster.yaml")).stdout
+        assert "evicted: it gave way to third" in " ".join(plain.split())
+        assert "keep while_used" in " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.split())
+        assert daemon.stop() == 0
+
+
+def test_models_that_can_never_have_their_turn_are_refused_with_the_sum(tmp_path):
+    config = write_three(tmp_path, memory="1.5 GiB")
+    config.write_text(config.read_text().replace("name: toy, keep: on_demand, idle_s: 600.0", "name: toy"))
+    for arguments in (("config", "check", str(config)), ("serve", "--config", str(config))):
+        ended = outrider_process(*arguments)
+        assert ended.returncode != 0
+        told = ended.stderr
+        assert "models may have 1.5 GiB, and toy 1.0 GiB (always) and second 1.0 GiB (on_demand) are 2.0 GiB" in told

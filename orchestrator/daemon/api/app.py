@@ -182,6 +182,7 @@ class ApiRoutes:
             bodies=self.bodies if first else None,
             count_deadly=(lambda: len(self._deadly.list_quarantined())) if first else (lambda: 0),
             price=target.terms.price,
+            name=target.name,
         )
         liveness = Liveness(target.control, self._clock, self._settings.stalled_after_s)
         return ServedModel(target, metrics, liveness)

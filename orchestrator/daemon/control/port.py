@@ -198,10 +198,10 @@ class ScaleView:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyView:
-    """Whether a model is in memory that requests load, and that gives way to others. `state`: "not loaded", "loading",
-    "loaded", "leaving", "unloading" or "failed"; `why` it is not there. So many requests are `waiting` for it. Its last
-    load took `load_s`; it was loaded `loads` times, and `failed_loads` came to nothing. `unloads` counts by why: "idle"
-    or "room". `needs`: bytes by device, as far as they are known."""
+    """Whether a model is in memory that requests load, and that gives way to others. `state`: "not loaded", "evicted"
+    (it gave way), "loading", "loaded", "leaving", "unloading" or "failed"; `why` it is not there. So many requests are
+    `waiting` for it. Its last load took `load_s`; it was loaded `loads` times, and `failed_loads` came to nothing.
+    `unloads` counts by why: "idle" or "room". `needs`: bytes by device, as far as they are known."""
 
     keep: str
     idle_s: float

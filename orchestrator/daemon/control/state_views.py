@@ -38,6 +38,7 @@ class StateViews:
     are wanted, where load decides,
     `draft_store_view` how the draft store does, `recent_outputs_view` what users were answered of late.
     `explain_unserved` says why requests cannot be served yet though a worker says that it is ready; "" where they can.
+    `count_unread`: requests that wait for the model's first load, before control has them.
     `preparing`: what goes on before there is anything to start, or why nothing ever serves (`given_up`)."""
 
     def __init__(self, state: State, cluster: Cluster, desk: OperatorDesk, started_s: float) -> None:
@@ -48,6 +49,7 @@ class StateViews:
         self.draft_store_view: Callable[[], DraftStoreView] | None = None
         self.recent_outputs_view: Callable[[], RecentOutputsView] | None = None
         self.explain_unserved: Callable[[Ready], str] = lambda _ready: ""
+        self.count_unread: Callable[[], int] = lambda: 0
         self.preparing = "the workers are being planned"
         self.given_up = False
         self.least_depth = 0
@@ -79,6 +81,7 @@ class StateViews:
                 uptime_s=uptime_s,
                 devices=state.loads.view(now_s),
                 cluster_away=self._cluster.away,
+                residency=state.residency.view(self.count_unread()),
             )
         replicas = [self._view_replica(replica, now_s) for replica in serving]
         held, gauges = state.streams.held, replicas[0].gauges
@@ -116,7 +119,7 @@ class StateViews:
             quarantined=len(state.blame.list_quarantined(now_s)),
             cluster_away=self._cluster.away,
             unmet=tuple(self.list_unmet()),
-            residency=state.residency.view(),
+            residency=state.residency.view(self.count_unread()),
         )
         kept = describe_held(shown) if shown.phase == READY else ""
         return replace(shown, detail=kept) if kept else shown

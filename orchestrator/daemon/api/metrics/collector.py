@@ -24,6 +24,7 @@ from orchestrator.daemon.api.metrics.control_series import (
     HealthSeries,
     MemoryMetrics,
     PlanSeries,
+    ResidencySeries,
     ScaleSeries,
 )
 from orchestrator.daemon.api.metrics.goodput_series import NO_PRICE, CostSeries, HourlyPrice, ServedRequest, SloSeries
@@ -85,7 +86,7 @@ class Metrics:
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
     `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's, and
     `count_deadly` returns how many requests are refused for having ended the daemon. `price`: of this machine.
-    `batches`, `journal` and `traces` are told of once their `source` is set.
+    `name`: of a model that was never loaded. `batches`, `journal` and `traces` are told of once their `source` is set.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Metrics:
         bodies: BodyBudget | None = None,
         count_deadly: Callable[[], int] = lambda: 0,
         price: HourlyPrice = NO_PRICE,
+        name: Callable[[], str] = str,
     ) -> None:
         make = Registered()
         self.registry = make.registry
@@ -117,6 +119,8 @@ class Metrics:
         self._memory = MemoryMetrics(make.gauge)
         self._plan = PlanSeries(make)
         self._scaling = ScaleSeries(make)
+        self._residency = ResidencySeries(make)
+        self._name = name
         self._draft_store = DraftStoreSeries(make)
         self._health = HealthSeries(make)
         self.slo = SloSeries(make, objectives, clock)
@@ -191,6 +195,8 @@ class Metrics:
     def refresh(self) -> None:
         """Take control's own figures as they are now."""
         view = self._seen = self._control.view()
+        if view.residency is not None and (name := self._name()):
+            self._residency.refresh((name, "0"), view.residency)
         if view.ready is not None:
             model = view.ready.model.name
             self._count_workers(model, view.replicas)

@@ -14,6 +14,7 @@ from orchestrator.daemon.control.port import (
     DraftStoreView,
     PlanView,
     RecentOutputsView,
+    ResidencyView,
     ScaleView,
     StateView,
 )
@@ -62,6 +63,33 @@ class ScaleSeries:
 
     def refresh(self, of: Engine, scaling: ScaleView) -> None:
         self._wanted.labels(*of).set(scaling.wanted)
+
+
+class ResidencySeries:
+    """No series of a model that is loaded at the start and stays."""
+
+    def __init__(self, make: Registered) -> None:
+        self._state = make.gauge("model_state", "1 for the state that a model is in.", "state")
+        self._waiting = make.gauge("model_waiting_requests", "Requests that wait for their model to be loaded.")
+        self._load_s = make.gauge("model_load_seconds", "Time of the last load of a model that requests load.")
+        self._loads = make.counter("model_loads", "Loads of a model that requests load.")
+        self._failed = make.counter("model_failed_loads", "Loads of such a model that came to nothing.")
+        self._unloads = make.counter("model_unloads", "Times that such a model was unloaded.", "why")
+        self._told = (0, 0)
+        self._unloads_told: Counter[str] = Counter()
+
+    def refresh(self, of: Engine, residency: ResidencyView) -> None:
+        self._state.clear()
+        self._state.labels(*of, residency.state).set(1)
+        self._waiting.labels(*of).set(residency.waiting)
+        if residency.loads:
+            self._load_s.labels(*of).set(residency.load_s)
+        self._loads.labels(*of).inc(residency.loads - self._told[0])
+        self._failed.labels(*of).inc(residency.failed_loads - self._told[1])
+        self._told = (residency.loads, residency.failed_loads)
+        for why, count in residency.unloads.items():
+            self._unloads.labels(*of, why).inc(count - self._unloads_told[why])
+        self._unloads_told = Counter(residency.unloads)
 
 
 class HealthSeries:

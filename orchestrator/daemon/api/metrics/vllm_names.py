@@ -23,6 +23,8 @@ ONLY_OURS = frozenset(OURS + name for name in (
     "drafter_rounds", "drafter_saved_seconds", "drafter_seconds", "drafter_up", "drafter_usual_acceptance_rate",
     "effective_state_differs", "goodput_requests_per_second", "journal_allocated_bytes", "journal_answers",
     "journal_problems", "journal_reserve_bytes", "kv_move_seconds", "kv_moved_bytes", "kv_moves", "low_acceptance",
+    "model_failed_loads", "model_load_seconds", "model_loads", "model_state", "model_unloads",
+    "model_waiting_requests",
     "changed_groups", "part_health", "peak_memory_bytes", "plan_drift_ratio", "plan_measured_tokens_per_second",
     "plan_misprediction_factor", "plan_moves", "plan_predicted_cost_per_million_tokens",
     "plan_predicted_joules_per_token", "plan_predicted_tokens_per_second", "planned_memory_bytes", "price_per_hour",

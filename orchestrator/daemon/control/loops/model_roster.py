@@ -34,6 +34,7 @@ class ModelGate:
         self._waiting: set[asyncio.Future[None]] = set()
         control.observers.follow(TellStage, self._observe_stage)
         control.heard = self._hear
+        control.views.count_unread = lambda: len(self._waiting)
 
     @contextmanager
     def hold(self) -> Iterator[None]:

@@ -93,7 +93,7 @@ class Residency:
             return [self._tell()]
         if self.stage is not ModelStage.UNLOADED:
             return []
-        self.stage, self._lost, self._asked_s = ModelStage.LOADING, 0, now_s
+        self.stage, self._lost, self._asked_s, self._gone_for = ModelStage.LOADING, 0, now_s, ""
         self._streams.release_later()
         return [*(self._begin() if self._opened else []), self._tell()]
 
@@ -147,8 +147,8 @@ class Residency:
         for replica in self._replicas.serving:
             replica.state.mark_unloaded(self._why)
 
-    def view(self) -> ResidencyView | None:
-        """Return how it stands; None where it stays loaded anyhow."""
+    def view(self, unread: int) -> ResidencyView | None:
+        """Return how it stands; None where it stays loaded anyhow. `unread`: requests that wait outside control."""
         if self.terms is None:
             return None
         why = "" if self.stage in (ModelStage.LOADED, ModelStage.LOADING) else self._why
@@ -156,9 +156,9 @@ class Residency:
         return ResidencyView(
             self.terms.keep,
             self.terms.idle_s,
-            self.stage.value,
+            "evicted" if self.is_away and self._gone_for else self.stage.value,
             why,
-            self._streams.held,
+            unread + (self._streams.held if self.stage is not ModelStage.LOADED else 0),
             self.load_s,
             *counts,
             dict(self.terms.needs),
