@@ -2,7 +2,8 @@
 
 One model is loaded at a time, for whoever has waited longest. Among models that may go, those without requests go
 first, and of these the least used; of several that would do, one is enough. A model with requests gives way only where
-somebody has waited for as long as a load takes: so it has had at least half of the time, and whoever waits has a turn.
+somebody has waited for as long as a load takes, within bounds: so it has had about half of the time, and whoever waits
+has a turn.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ Keep = Literal["always", "while_used", "on_demand"]
 
 # A request waits so long at least before a model with requests gives way. Not tuned; a simulated load takes less.
 PATIENCE_S: Final = 2.0
+# And no longer than this, however long loads take. Not tuned: clients' own limits are often a minute.
+MOST_PATIENCE_S: Final = 30.0
 
 
 class ModelStage(Enum):
@@ -149,7 +152,7 @@ def _choose_victims(
         return [], None  # it is loaded where there is room
     able = [number for number, model in enumerate(models) if _may_go(model) and number not in going]
     able.sort(key=lambda number: (models[number].live > 0, models[number].use, -models[number].idle_s))
-    wait_s = max(PATIENCE_S, models[wanted].load_s) - models[wanted].waits_s
+    wait_s = min(MOST_PATIENCE_S, max(PATIENCE_S, models[wanted].load_s)) - models[wanted].waits_s
     resting = [number for number in able if not models[number].live]
     for chosen in (resting, able):
         if chosen is able and wait_s > 0.0:

@@ -228,7 +228,7 @@ class ModelMachine(RuleBasedStateMachine):
                 break
             machine.worlds[0].open(f"more{number}")
             machine.look()
-            machine.pass_time(0.5)
+            machine.pass_time(2.0)
             machine.advance_workers()
             machine.decode(9)
         assert not any(world.delivered.keys() & keys for world, keys in zip(machine.worlds, waited, strict=True))

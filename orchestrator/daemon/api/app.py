@@ -88,6 +88,8 @@ _TURN_PART = 0.5
 # Of the time that a body may take: whoever waits is told what took it. ADR 0099: half of
 # `limits.translation_timeout_s`.
 _TEMPLATE_PART = 0.5
+# Left to a request whose time is over as its model is there: it is answered as one that came late.
+_LEAST_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,33 +291,39 @@ class ApiRoutes:
             if new:
                 model.check_room()
             model.coming += 1  # from here on: whoever sends a body slowly takes no place
+            left_s = 0.0
             try:
                 holding.enter_context(model.hold())
                 if wait is not None and model.waits_for_load:
-                    await self._wait_for_load(request, model, await self._work_on(request, raw, read), wait)
+                    left_s = await self._wait_for_load(request, model, await self._work_on(request, raw, read), wait)
                 question, submits, tokenizer = await self._work_on(request, raw, work, model)
                 if submits[0].grammar is not None:  # prompts of one request share it
                     await self._grammars.check(submits[0].grammar, question.grammar_param, question.answer_param)
             finally:
                 model.coming -= 1
+        if left_s:
+            submits = [msgspec.structs.replace(submit, timeout_s=left_s) for submit in submits]
         return model, question, submits, tokenizer
 
-    async def _wait_for_load(self, request: Request, model: ServedModel, question: Question, wait: LoadWait) -> None:
-        """Have a model loaded for a question. Raises RequestError where that comes to nothing, takes longer than the
-        request may, or the client has left."""
-        assert model.gate is not None  # noqa: S101 -- it waits for that
-        bound_s = question.body.timeout_s
+    async def _wait_for_load(self, request: Request, model: ServedModel, question: Question, wait: LoadWait) -> float:
+        """Have a model loaded for a question; returns the time that is left for the request (0: no limit). Raises
+        RequestError where the load comes to nothing, takes longer than the request may, or the client has left."""
+        gate = model.gate
+        assert gate is not None  # noqa: S101 -- it waits for that
+        bounds = [bound for bound in (question.body.timeout_s or 0.0, gate.request_timeout_s) if bound]
+        begun_s, bound_s = self._clock.monotonic_s(), min(bounds, default=None)
         try:
             async with asyncio.timeout(bound_s):
                 if question.body.stream:
                     wait.begin(question)
-                    await model.gate.wait_readable()
-                elif await unless_gone(request.receive, _then_true(model.gate.wait_readable())) is None:
+                    await gate.wait_readable()
+                elif not await unless_gone(request.receive, _then_true(gate.wait_readable())):
                     raise refuse_gone()
         except TimeoutError:
             text = "the request's time was over before its model was loaded; give it longer, or try again later"
             error = RequestError(text, status=504, kind="server_error", code="deadline_exceeded", param="timeout_s")
             raise error from None
+        return 0.0 if bound_s is None else max(_LEAST_S, bound_s - (self._clock.monotonic_s() - begun_s))
 
     async def _work_on(self, request: Request, raw: bytes, work: Callable[..., _T], *more: object) -> _T:
         """Return what work makes of a body, off the event loop, with a note of the body meanwhile."""

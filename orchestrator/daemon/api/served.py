@@ -93,6 +93,9 @@ class TargetTerms:
 class LoadGate(Protocol):
     """How requests come to a model that they load (control.loops.model_roster.ModelGate)."""
 
+    @property
+    def request_timeout_s(self) -> float: ...
+
     def hold(self) -> AbstractContextManager[None]: ...
 
     async def wait_readable(self) -> None: ...

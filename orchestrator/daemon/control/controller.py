@@ -110,6 +110,11 @@ class TargetControl:
         """Have the model out of memory once its requests are over. `gone_for`: the model that its room is for."""
         self._post(events.ModelLeaveAsked(gone_for))
 
+    @property
+    def request_timeout_s(self) -> float:
+        """The longest time for any request; 0 is no limit."""
+        return self._limits.request_timeout_s
+
     def see_model(self) -> SeenModel:
         """Return how the model stands, for whoever decides which are in memory."""
         streams, residency = self._state.streams, self._state.residency

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from orchestrator.clock import Clock
 from orchestrator.daemon.control.port import StateView
-from orchestrator.daemon.control.state import FAILED, READY, RESTARTING, STARTING
+from orchestrator.daemon.control.state import FAILED, READY, RESTARTING, STARTING, UNLOADED
 
 # ADR 0069: bounds memory. Not tuned.
 _MOST_EVENTS: Final = 200
@@ -88,7 +88,7 @@ _COUNTED: Final = {
 
 def _describe_change(kind: str, before: Any, now: Any, why: str) -> str:
     """Return what happened, "" where nothing did. `why`: of a replica that failed."""
-    if before == now:
+    if before == now or UNLOADED in (before, now):  # a model that comes and goes is no failover
         return ""
     if kind == "phase" and now == FAILED:
         return f"serves no more: {why}" if before in (READY, RESTARTING) else f"was refused: {why}"

@@ -36,6 +36,11 @@ class ModelGate:
         control.heard = self._hear
         control.views.count_unread = lambda: len(self._waiting)
 
+    @property
+    def request_timeout_s(self) -> float:
+        """The longest time for any request; 0 is no limit."""
+        return self._control.request_timeout_s
+
     @contextmanager
     def hold(self) -> Iterator[None]:
         """A request is about to come: its model is not idle."""

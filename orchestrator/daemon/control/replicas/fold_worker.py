@@ -177,16 +177,17 @@ def _fold_retuned(state: State, replica: Replica, answer: Retuned) -> list[Actio
 
 def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
     """A replica's worker is of no use any more, whatever is left of its process: its streams are due again. One that
-    was refused is no loss: neither its streams nor its device nor its host are to blame."""
+    was refused, or is to rest, is no loss: neither its streams nor its device nor its host are to blame."""
     if replica.death is not None:
         return []
     replica.death = state.blame.number_death()
     state.retuning.forget(replica.worker)
-    cause, kind = replica.life.explain(cause, kind)
-    replica.state.mark_worker_lost(cause)
     state.drafts.forget_links(replica.name)
     if replica.life.resting:
+        replica.state.mark_unloaded(cause)
         return []
+    cause, kind = replica.life.explain(cause, kind)
+    replica.state.mark_worker_lost(cause)
     if not state.replicas.closed:
         if not replica.life.refused:
             state.health.observe_loss(replica.name, replica.parts, kind, replica.life.failure_kind, cause, now_s)
