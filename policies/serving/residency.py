@@ -1,9 +1,9 @@
 """Which models are in memory where not all of them fit: what is loaded next, and what gives way for it.
 
-One model is loaded at a time, for whoever has waited longest. Among models that may go, those without requests go
-first, and of these the least used; of several that would do, one is enough. A model with requests gives way only where
-somebody has waited for as long as a load takes, within bounds: so it has had about half of the time, and whoever waits
-has a turn.
+One model is loaded at a time, for whoever has waited longest. Among models that may go, those that have rested for a
+while go first, then the least used; of several that would do, one is enough. A moment without a request is no rest: a
+model in steady use has many. A model with requests gives way only where somebody has waited for as long as a load
+takes, within bounds: so it has had about half of the time, and whoever waits has a turn.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import Final, Literal
 Keep = Literal["always", "while_used", "on_demand"]
 """When a model is in memory: always, from the start until its room or its rest is wanted, or from its first request."""
 
+# Without a request for so long a model gives way before those that are used less, and have some. Not tuned: between two
+# requests of a model that is in use there is less.
+REST_S: Final = 10.0
 # A request waits so long at least before a model with requests gives way. Not tuned; a simulated load takes less.
 PATIENCE_S: Final = 2.0
 # And no longer than this, however long loads take. Not tuned: clients' own limits are often a minute.
@@ -151,24 +154,26 @@ def _choose_victims(
     if not models[wanted].waiting:
         return [], None  # it is loaded where there is room
     able = [number for number, model in enumerate(models) if _may_go(model) and number not in going]
-    able.sort(key=lambda number: (models[number].live > 0, models[number].use, -models[number].idle_s))
+    able.sort(key=lambda number: (not _rests(models[number]), models[number].use, -models[number].idle_s))
+    chosen = next(([number] for number in able if _suffices(models, [*going, number], lacking)), None)
+    if chosen is None:
+        chosen = _leave_out_spare(models, going, able, lacking)
     wait_s = min(MOST_PATIENCE_S, max(PATIENCE_S, models[wanted].load_s)) - models[wanted].waits_s
-    resting = [number for number in able if not models[number].live]
-    for chosen in (resting, able):
-        if chosen is able and wait_s > 0.0:
-            return [], wait_s if _suffices(models, [*going, *able], lacking) else None
-        alone = next((number for number in chosen if _suffices(models, [*going, number], lacking)), None)
-        if alone is not None:
-            return [alone], None
-        if _suffices(models, [*going, *chosen], lacking):
-            return _leave_out_spare(models, going, chosen, lacking), None
-    return [], None
+    if wait_s > 0.0 and any(models[number].live for number in chosen):
+        return [], wait_s
+    return chosen, None
+
+
+def _rests(model: ModelDemand) -> bool:
+    return not model.live and model.idle_s >= REST_S
 
 
 def _leave_out_spare(
     models: Sequence[ModelDemand], going: Sequence[int], chosen: Sequence[int], lacking: Mapping[str, int]
 ) -> list[int]:
-    """Return those of the chosen that are needed, the most used left out first."""
+    """Return those of the chosen that are needed, the most used left out first; none where all are not enough."""
+    if not _suffices(models, [*going, *chosen], lacking):
+        return []
     needed = list(chosen)
     for number in reversed(chosen):
         rest = [other for other in needed if other != number]
