@@ -69,6 +69,14 @@ def test_a_model_is_loaded_by_its_first_request_and_unloaded_when_it_rests(tmp_p
         assert residency(daemon)["second"]["unloads"] == {"idle": 1}
         assert text_of(daemon, "second") == first, "it comes back as it was"
         assert states(daemon)["toy"] == "not loaded"
+        tokens = httpx.post(f"{daemon.url}/tokenize", json={"model": "third", "prompt": "sea"}, timeout=60).json()
+        assert tokens["tokens"]
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": ASK | {"model": "toy"}}
+        file = daemon.client.files.create(file=("in.jsonl", json.dumps(line).encode() + b"\n"), purpose="batch")
+        terms: Any = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = daemon.client.batches.create(input_file_id=file.id, **terms)
+        until(lambda: daemon.client.batches.retrieve(batch.id).status == "completed", 60)
+        assert residency(daemon)["toy"]["loads"] == 1, "a batch has its model loaded, too"
         assert daemon.stop() == 0
 
 

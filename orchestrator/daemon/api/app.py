@@ -295,7 +295,9 @@ class ApiRoutes:
             try:
                 holding.enter_context(model.hold())
                 if wait is not None and model.waits_for_load:
-                    left_s = await self._wait_for_load(request, model, await self._work_on(request, raw, read), wait)
+                    asked = await self._work_on(request, raw, read)
+                    begin = partial(wait.begin, asked) if asked.body.stream else None
+                    left_s = await self._wait_for_load(request, model, asked.body.timeout_s, begin)
                 question, submits, tokenizer = await self._work_on(request, raw, work, model)
                 if submits[0].grammar is not None:  # prompts of one request share it
                     await self._grammars.check(submits[0].grammar, question.grammar_param, question.answer_param)
@@ -305,17 +307,21 @@ class ApiRoutes:
             submits = [msgspec.structs.replace(submit, timeout_s=left_s) for submit in submits]
         return model, question, submits, tokenizer
 
-    async def _wait_for_load(self, request: Request, model: ServedModel, question: Question, wait: LoadWait) -> float:
-        """Have a model loaded for a question; returns the time that is left for the request (0: no limit). Raises
+    async def _wait_for_load(
+        self, request: Request, model: ServedModel, timeout_s: float | None, begin: Callable[[], object] | None = None
+    ) -> float:
+        """Have a model loaded; returns the time that is left for the request, of `timeout_s` that it asks for (0: no
+        limit). `begin` is called where it is to be streamed: whoever streams looks after the client. Raises
         RequestError where the load comes to nothing, takes longer than the request may, or the client has left."""
         gate = model.gate
-        assert gate is not None  # noqa: S101 -- it waits for that
-        bounds = [bound for bound in (question.body.timeout_s or 0.0, gate.request_timeout_s) if bound]
+        if gate is None:
+            return 0.0
+        bounds = [bound for bound in (timeout_s or 0.0, gate.request_timeout_s) if bound]
         begun_s, bound_s = self._clock.monotonic_s(), min(bounds, default=None)
         try:
             async with asyncio.timeout(bound_s):
-                if question.body.stream:
-                    wait.begin(question)
+                if begin is not None:
+                    begin()
                     await gate.wait_readable()
                 elif not await unless_gone(request.receive, _then_true(gate.wait_readable())):
                     raise refuse_gone()
@@ -340,6 +346,10 @@ class ApiRoutes:
         """Read a body, and return what this work makes of it, off the event loop. Raises RequestError."""
         with self.bodies.hold() as share:
             raw = await read_body(request, share, self._settings.max_body_bytes)
+            if self.models.load_for_requests and (model := self.models.choose(raw)).waits_for_load:
+                model.check_room()
+                with model.hold():
+                    await self._wait_for_load(request, model, None)
             return await self._work_on(request, raw, work)
 
     async def _answer(

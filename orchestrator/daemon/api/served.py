@@ -28,6 +28,8 @@ from policies.serving.slo import NO_OBJECTIVES, Objectives
 Verdict = Literal["ok", "idle", "stalled"]
 # While models load: what a client may ask again after. Not tuned.
 NOT_READY_RETRY_S = 5
+_DECODES = ("loaded", "leaving")
+"""The states of a model that comes and goes in which requests are decoded."""
 _LOADED_FIRST = (UNLOADED, STARTING)
 """The phases of a model in which a request that loads it waits."""
 
@@ -38,7 +40,8 @@ class Liveness:
 
     "idle": no request is live. "stalled": requests are live and no round was finished for `stalled_after_s`. The reason
     may be a worker that hangs, or one that is being restarted for too long. It is "stalled" too where one of
-    several replicas has had requests for so long and said nothing. Else "ok". Long prefills are rounds too, so a busy
+    several replicas has had requests for so long and said nothing. Else "ok", also while requests wait for their model
+    to be loaded. Long prefills are rounds too, so a busy
     server is not taken for a stalled one.
     """
 
@@ -65,6 +68,9 @@ class Liveness:
         view = self.control.view()
         if view.streams == 0:
             return "idle"
+        if view.residency is not None and view.residency.state not in _DECODES:
+            self._busy_s = self.clock.monotonic_s()
+            return "ok"
         if any(replica.silent_s > self.stalled_after_s for replica in view.replicas):
             return "stalled"
         known = [moment for moment in (self._round_s, self._busy_s) if moment is not None]
