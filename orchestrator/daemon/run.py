@@ -266,24 +266,25 @@ class Daemon:
 
     async def _call_roster(self) -> None:
         """Let models come and go, where any need not stay. Raises DaemonError where one can never be loaded."""
-        if not any(target.gate is not None for target in self._targets):
+        targets = [target for target in self._targets if not target.problem]
+        if not any(target.gate is not None for target in targets):
             return
-        configs = [target.config for target in self._targets]
+        configs = [target.config for target in targets]
         found = await asyncio.to_thread(measure_models, configs, self._base)
         if (misfit := explain_misfit(configs, found)) is not None:
             raise DaemonError(misfit[1])
         for line in found.unknown:
             _log.warning("nothing gives way for what is not known", unknown=line)
         at_start = set(found.at_start)
-        for number, (target, terms) in enumerate(zip(self._targets, found.terms, strict=True)):
-            if target.gate is not None and not target.problem:
+        for number, (target, terms) in enumerate(zip(targets, found.terms, strict=True)):
+            if target.gate is not None:
                 target.control.manage(terms)
                 if await target.is_left_behind():
                     at_start.add(number)
         self._roster = ModelRoster(
-            [target.name for target in self._targets],
-            [target.gate for target in self._targets],
-            [target.control for target in self._targets],
+            [target.name for target in targets],
+            [target.gate for target in targets],
+            [target.control for target in targets],
             found.terms,
             found.memory,
             at_start,

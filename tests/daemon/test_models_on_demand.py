@@ -59,7 +59,7 @@ def text_of(daemon: Daemon, name: str, **more: Any) -> str:
     return str(answer.choices[0].text)
 
 
-def test_a_model_is_loaded_by_its_first_request_and_unloaded_when_it_rests(tmp_path):
+def test_a_model_is_loaded_by_its_first_request_and_unloaded_when_it_rests(tmp_path, outrider):
     with running(write_three(tmp_path, idle_s=1.0)) as daemon:
         assert set(states(daemon).values()) == {"not loaded"}
         entries = {each.id: each.model_dump() for each in daemon.client.models.list()}
@@ -77,6 +77,12 @@ def test_a_model_is_loaded_by_its_first_request_and_unloaded_when_it_rests(tmp_p
         batch = daemon.client.batches.create(input_file_id=file.id, **terms)
         until(lambda: daemon.client.batches.retrieve(batch.id).status == "completed", 60)
         assert residency(daemon)["toy"]["loads"] == 1, "a batch has its model loaded, too"
+        config = daemon.admin.parent / "cluster.yaml"
+        config.write_text(config.read_text().replace("limits: {", "limits: {max_running: 3, "))
+        assert outrider("reload", "--socket", str(daemon.admin)).returncode == 0
+        assert text_of(daemon, "second") == first, "it is loaded by other options"
+        slots = {each["model"]: each["ready"]["slots"] for each in daemon.status()["models"] if each["ready"]}
+        assert slots["second"] == 3
         assert daemon.stop() == 0
 
 
@@ -90,8 +96,8 @@ def find_worker(daemon: Daemon, name: str) -> int:
 
 def test_three_models_in_the_memory_of_two_answer_everything_while_workers_are_killed_as_they_load(tmp_path):
     draw = random.Random(7)
-    wanted = draw.choices(NAMES, weights=[1 / rank for rank in (1, 2, 3)], k=60)
-    with running(write_three(tmp_path, script="base_ms=2&load_ms=100")) as daemon:
+    wanted = draw.choices(NAMES, weights=[1 / rank for rank in (1, 2, 3)], k=40)
+    with running(write_three(tmp_path, script="base_ms=2&load_ms=400")) as daemon:
         texts: dict[str, set[str]] = {name: set() for name in NAMES}
         errors: list[Exception] = []
         queue = iter(wanted)
@@ -122,7 +128,7 @@ def test_three_models_in_the_memory_of_two_answer_everything_while_workers_are_k
                 killed += 1
             time.sleep(0.02)
         assert errors == []
-        assert killed == 2
+        assert killed
         assert {name: len(said) for name, said in texts.items()} == dict.fromkeys(NAMES, 1), "each says its own"
         assert sum(each["unloads"].get("room", 0) for each in residency(daemon).values()) >= 1
         metrics = httpx.get(f"{daemon.url}/metrics").text
@@ -158,28 +164,26 @@ def test_a_model_with_streams_gives_way_behind_them_and_comes_back_for_those_tha
         assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/responses"])
-def test_a_stream_is_never_silent_while_its_model_is_loaded(tmp_path, path):
-    config = write_three(tmp_path, script="load_ms=1200")
+def test_a_stream_is_never_silent_while_its_model_is_loaded(tmp_path):
+    config = write_three(tmp_path, script="load_ms=1000", memory="4 GiB")
     config.write_text(config.read_text().replace("api: {", "api: {headers_after_s: 0.1, keep_alive_s: 0.1, "))
     words = [{"role": "user", "content": "the sea"}]
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/completions": {"prompt": "the sea is", "max_tokens": 8},
-        "/v1/messages": {"messages": words, "max_tokens": 8},
-        "/v1/responses": {"input": "the sea", "max_output_tokens": 8},
-    }
+    requests: list[tuple[str, dict[str, Any], str, str]] = [
+        ("/v1/completions", {"prompt": "the sea is", "max_tokens": 8}, ": keep-alive", "[DONE]"),
+        ("/v1/messages", {"messages": words, "max_tokens": 8}, "event: ping", "message_stop"),
+        ("/v1/responses", {"input": "the sea", "max_output_tokens": 8}, ": keep-alive", "response.incomplete"),
+    ]
     with running(config) as daemon:
-        body = bodies[path] | {"model": "third", "stream": True}
-        with httpx.stream("POST", f"{daemon.url}{path}", json=body, timeout=60) as response:
-            assert response.status_code == 200
-            assert states(daemon)["third"] == "loading", "the headers are there before the model is"
-            text = "".join(response.iter_text())
-        silences = text.count("event: ping") if path == "/v1/messages" else text.count(": keep-alive")
-        assert silences >= 3
-        assert "response.failed" not in text
-        assert "event: error" not in text
-        last = {"/v1/completions": "[DONE]", "/v1/messages": "message_stop", "/v1/responses": "response.incomplete"}
-        assert last[path] in text
+        for name, (path, body, silence, last) in zip(NAMES, requests, strict=True):
+            asked = body | {"model": name, "stream": True}
+            with httpx.stream("POST", f"{daemon.url}{path}", json=asked, timeout=60) as response:
+                assert response.status_code == 200
+                assert states(daemon)[name] == "loading", "the headers are there before the model is"
+                text = "".join(response.iter_text())
+            assert text.count(silence) >= 3
+            assert "response.failed" not in text
+            assert "event: error" not in text
+            assert last in text
         assert daemon.stop() == 0
 
 

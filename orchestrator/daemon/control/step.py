@@ -166,14 +166,11 @@ def _fold_change(state: State, event: events.ChangeEvent, now_s: float) -> list[
 def _ask_rollout(state: State, event: events.RolloutAsked, now_s: float) -> list[Action]:
     """Have other workers, at once where the model is in memory, else from its next load on."""
     residency = state.residency
-    if residency.stage is ModelStage.UNLOADING:
-        return [FinishRollout((), "the model is being unloaded; ask again when it is gone")]
-    if residency.is_away:
-        residency.drafts = event.drafts
-        engines = state.rollout.exchange_idle(event.targets)
-        residency.mark_unloaded()
-        return [FinishRollout(engines)]
     residency.drafts = event.drafts
+    if residency.stage in (ModelStage.UNLOADED, ModelStage.UNLOADING):
+        closing, engines = state.rollout.exchange_idle(event.targets)
+        residency.mark_unloaded()
+        return [*closing, FinishRollout(engines)]
     kept = residency.load(now_s)  # where it was to leave
     residency.begin_anew(now_s)
     return [*kept, *state.rollout.ask(event.targets, event.drafts)]

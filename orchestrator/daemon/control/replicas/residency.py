@@ -66,11 +66,6 @@ class Residency:
         return self.terms is not None
 
     @property
-    def is_away(self) -> bool:
-        """Whether no worker is there, nor due."""
-        return self.stage is ModelStage.UNLOADED
-
-    @property
     def changes(self) -> bool:
         """Whether there is something to look at after each event."""
         return self.stage in _CHANGING
@@ -100,7 +95,7 @@ class Residency:
     def leave(self, gone_for: str) -> list[Action]:
         """Unload the model once the requests that it has are over. `gone_for`: the model that its room is for; "": it
         was not used."""
-        if self.stage is not ModelStage.LOADED:
+        if self.stage is not ModelStage.LOADED or not self.managed:
             return []
         self.stage, self._gone_for = ModelStage.LEAVING, gone_for
         self._streams.hold_later()
@@ -156,7 +151,7 @@ class Residency:
         return ResidencyView(
             self.terms.keep,
             self.terms.idle_s,
-            "evicted" if self.is_away and self._gone_for else self.stage.value,
+            "evicted" if self.stage is ModelStage.UNLOADED and self._gone_for else self.stage.value,
             why,
             unread + (self._streams.held if self.stage is not ModelStage.LOADED else 0),
             self.load_s,

@@ -55,15 +55,17 @@ class Rollout:
         self._change = _Change(made.engines, drafts, coming, leaving)
         return [action for replica in coming for action in replica.life.begin()]
 
-    def exchange_idle(self, specs: Sequence[WorkerSpec]) -> tuple[int, ...]:
-        """Have other replicas in place of those that have no worker; none is started. Returns their numbers."""
+    def exchange_idle(self, specs: Sequence[WorkerSpec]) -> tuple[list[Action], tuple[int, ...]]:
+        """Have other replicas in place of those that have no worker, or one that ends; none is started. Returns their
+        numbers, too."""
+        actions: list[Action] = []
         made = arrange_replicas(self._replicas.primary, specs)
         for old in [replica for replica in self._replicas.primary if replica.engine not in made.kept]:
-            self._replicas.dismiss(old)
+            actions += self._replicas.dismiss(old)
             self._replicas.gone = add_totals([self._replicas.gone, old.state.totals])
         for engine, spec in made.coming:
             self._replicas.create(spec, engine, Rank.SERVING)
-        return made.engines
+        return actions, made.engines
 
     def drop(self) -> list[Action]:
         """Nobody waits for the change: what was not switched to is ended, and what retires goes on retiring."""
