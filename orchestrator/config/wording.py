@@ -20,7 +20,6 @@ from orchestrator.config.target import (
     COUNTED,
     PLACED,
     PLANNED,
-    OwnTarget,
     ReplicaBounds,
     ReplicaTarget,
     Target,

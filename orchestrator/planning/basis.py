@@ -30,9 +30,10 @@ class Basis:
 
 
 def plain(proposal: PlanProposal) -> dict[str, Any]:
-    """Return a proposal as plain data: the plan, its predicted goodput, cost and energy (None where not known), what is
-    predicted of all its replicas together, its groups of equal bits with what losses cost, and what its figures rest
-    on; `no_drafts`: why there can be none, "" where there can."""
+    """Return a proposal as plain data: the plan, its predicted goodput, cost and energy (None where not known).
+
+    `pool`: what is predicted of all its replicas together, and its groups of equal bits with what losses cost. `basis`:
+    what its figures rest on. `no_drafts`: why there can be none, "" where there can."""
     plan = proposal.plan
     return {
         "plan": asdict(plan),

@@ -119,7 +119,7 @@ async def test_a_draft_worker_that_cannot_start_is_named() -> None:
 
 
 async def test_what_serves_of_a_plan_is_what_its_replicas_reach_that_are_ready(tmp_path) -> None:
-    proposal = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 2.5}, replicas=2)
+    proposal = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 2.1}, replicas=2)
     keeper = PlanKeeper(name_workers(proposal), Workers(), Making(), DriftPolicy(0.2, 3.0), Clock())
     async with start_control(name_worker("good"), name_worker("bad", fail_start="final")) as control:
         control.views.plan_view = keeper.view
@@ -137,7 +137,7 @@ async def test_what_serves_of_a_plan_is_what_its_replicas_reach_that_are_ready(t
 
 
 async def test_what_a_plan_leaves_out_as_unlike_is_told_though_no_replica_is_there_for_it(tmp_path) -> None:
-    first = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 2.5}, replicas=2)
+    first = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 2.1}, replicas=2)
     assert list_left_out_as_unlike(first) == "", "nobody asked for one group"
     alike = build_proposal(first.cluster, replace(first.request, alike=True), first.behind)
     why = list_left_out_as_unlike(alike)

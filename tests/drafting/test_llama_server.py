@@ -147,7 +147,7 @@ def test_a_server_that_nobody_asks_any_more_drafts_nothing_ahead(expected, texts
         until(lambda: not server.busy)
         assert not drafter.describe_beside().computes
         asked = len(server.prompts)
-        for count in range(RESTS_AFTER + 4, 56):
+        for count in range(RESTS_AFTER + 4, 40):
             drafter.extend(key, text[count : count + 1])
             propose(resting)
             time.sleep(0.002)

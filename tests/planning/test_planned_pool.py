@@ -11,7 +11,7 @@ from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
 from orchestrator.config.load import load_config
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.bootstrap.planning import build_start_plan
 from orchestrator.errors import ConfigError
 from orchestrator.planning.applied import build_option_filter

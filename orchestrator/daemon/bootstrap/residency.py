@@ -13,8 +13,8 @@ from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.device_names import CPU_KIND, CUDA_KIND, find_index, name_compute_unit, split_device
 from device_profiles.units import human_bytes
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.source_text import Place
-from orchestrator.config.target import THIS_NODE
 from orchestrator.daemon.bootstrap.plan_board import measure_fixed
 from orchestrator.daemon.control.replicas.residency import ResidencyTerms
 from orchestrator.errors import OutriderError

@@ -239,7 +239,7 @@ class TargetState:
     def mark_unloaded(self, why: str) -> None:
         """There is no worker, and the first request that asks for the model has one started."""
         self.phase, self.detail, self.serving, self.gauges = UNLOADED, why, False, None
-        self.hindrance = ""
+        self.hindrance, self.due_s = "", 0.0
         self.on_change()
 
     def mark_loading(self) -> None:

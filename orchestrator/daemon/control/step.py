@@ -208,7 +208,7 @@ def _fold_phase(state: State, event: events.PhaseEvent, now_s: float) -> list[Ac
             ]
         case events.ClusterOpened():
             if state.residency.managed:
-                return state.residency.open()
+                return state.residency.open(now_s)
             return [action for replica in state.replicas.serving for action in replica.begin(now_s)]
         case events.ClusterFailed():
             for replica in state.replicas.serving:

@@ -75,10 +75,10 @@ class Residency:
         self.terms, self.stage = terms, ModelStage.UNLOADED
         self.mark_unloaded()
 
-    def open(self) -> list[Action]:
+    def open(self, now_s: float) -> list[Action]:
         """Workers can be started."""
         self._opened = True
-        return self._begin() if self.stage is not ModelStage.UNLOADED else []
+        return self._begin(now_s) if self.stage is not ModelStage.UNLOADED else []
 
     def load(self, now_s: float) -> list[Action]:
         """Load the model, or let it stay where it was to leave."""
@@ -90,7 +90,7 @@ class Residency:
             return []
         self.stage, self._lost, self._asked_s, self._gone_for = ModelStage.LOADING, 0, now_s, ""
         self._streams.release_later()
-        return [*(self._begin() if self._opened else []), self._tell()]
+        return [*(self._begin(now_s) if self._opened else []), self._tell()]
 
     def leave(self, gone_for: str) -> list[Action]:
         """Unload the model once the requests that it has are over. `gone_for`: the model that its room is for; "": it
@@ -159,10 +159,10 @@ class Residency:
             dict(self.terms.needs),
         )
 
-    def _begin(self) -> list[Action]:
+    def _begin(self, now_s: float) -> list[Action]:
         for replica in self._replicas.serving:
             replica.state.mark_loading()
-        return [action for replica in self._replicas.serving for action in replica.life.begin()]
+        return [action for replica in self._replicas.serving for action in replica.begin(now_s)]
 
     def _finish_load(self, now_s: float) -> list[Action]:
         self.stage, self.load_s = ModelStage.LOADED, now_s - self._asked_s
