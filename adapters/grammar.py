@@ -50,24 +50,24 @@ class GrammarCompiler:
         self._keeping = threading.Lock()
         self._loading = threading.Lock()
 
-    def prepare(self, grammar: GrammarText, begun: Sequence[int] = ()) -> None:
+    def prepare(self, grammar: GrammarText, prefix_tokens: Sequence[int] = ()) -> None:
         """Compile a grammar ahead of its `start`, in any thread. Raises GrammarFailed."""
-        self._find_matcher(grammar, begun)
+        self._find_matcher(grammar, prefix_tokens)
 
-    def start(self, grammar: GrammarText, begun: Sequence[int] = ()) -> GrammarProgress:
-        """Return a grammar at its beginning, in the first layout that takes what was `begun`. Raises GrammarFailed."""
-        matcher = self._find_matcher(grammar, begun).deep_copy()
+    def start(self, grammar: GrammarText, prefix_tokens: Sequence[int] = ()) -> GrammarProgress:
+        """Return a grammar at its beginning, in the first layout that takes `prefix_tokens`. Raises GrammarFailed."""
+        matcher = self._find_matcher(grammar, prefix_tokens).deep_copy()
         return GrammarProgress(matcher, self._vocabulary_size, self._blanks)
 
-    def _find_matcher(self, grammar: GrammarText, begun: Sequence[int]) -> Any:
+    def _find_matcher(self, grammar: GrammarText, prefix_tokens: Sequence[int]) -> Any:
         own = self._matcher(grammar, OURS)
-        if not begun or grammar.kind != "json_schema":
+        if not prefix_tokens or grammar.kind != "json_schema":
             return own
-        if self._takes(own, begun):
+        if self._takes(own, prefix_tokens):
             return own
         for layout in OTHERS:
             with suppress(GrammarFailed):
-                if self._takes(matcher := self._matcher(grammar, layout), begun):
+                if self._takes(matcher := self._matcher(grammar, layout), prefix_tokens):
                     return matcher
         return own
 

@@ -254,7 +254,7 @@ class Daemon:
             with self._naming(target):
                 await target.start()
         if self._roster is not None:
-            self._roster.look()
+            self._roster.advance_models()
         for target in coming:
             if target.gate is not None:
                 bringing = self._bring_up(target, url, admin_path, interrupted)
@@ -270,13 +270,13 @@ class Daemon:
         if not any(target.gate is not None for target in targets):
             return
         configs = [target.config for target in targets]
-        found = await asyncio.to_thread(measure_models, configs, self._base)
-        if (misfit := explain_misfit(configs, found)) is not None:
+        models_memory = await asyncio.to_thread(measure_models, configs, self._base)
+        if (misfit := explain_misfit(configs, models_memory)) is not None:
             raise DaemonError(misfit[1])
-        for line in found.unknown:
+        for line in models_memory.unknown:
             _log.warning("nothing gives way for what is not known", unknown=line)
-        at_start = set(found.at_start)
-        for number, (target, terms) in enumerate(zip(targets, found.terms, strict=True)):
+        at_start = set(models_memory.at_start)
+        for number, (target, terms) in enumerate(zip(targets, models_memory.terms, strict=True)):
             if target.gate is not None:
                 target.control.manage(terms)
                 if await target.is_left_behind():
@@ -285,8 +285,8 @@ class Daemon:
             [target.name for target in targets],
             [target.gate for target in targets],
             [target.control for target in targets],
-            found.terms,
-            found.memory,
+            models_memory.terms,
+            models_memory.memory,
             at_start,
             self._clock,
         )

@@ -58,7 +58,7 @@ def test_json_has_one_layout():
 
 
 @pytest.mark.parametrize(
-    "begun",
+    "start",
     [
         '{\n  "place" : ',
         '{"place":"sea","count":',
@@ -67,11 +67,11 @@ def test_json_has_one_layout():
     ],
     ids=["spaces", "required first", "blank behind its end", "ours"],
 )
-def test_json_that_another_engine_began_goes_on(begun):
+def test_json_that_another_engine_began_goes_on(start):
     parts = {"count": {"type": "integer"}, "place": {"enum": ["sea"]}}
     more = {"type": "object", "properties": {"a": {}, "b": {"type": "integer"}}, "required": ["b"]}
     schema = {"type": "object", "properties": {**parts, "more": more}, "required": ["place"]}
-    state = compiler().start(Text("json_schema", json.dumps(schema)), tokens := list(begun.encode()))
+    state = compiler().start(Text("json_schema", json.dumps(schema)), tokens := list(start.encode()))
     for token in tokens:
         state.advance(token)
     written = bytearray(tokens)

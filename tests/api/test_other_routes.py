@@ -196,8 +196,8 @@ async def test_a_whole_answer_names_the_group_that_it_began_in_and_where_it_chan
         answer = await client.completions.create(model="toy", prompt="x")
     assert answer.system_fingerprint == first
     assert answer.usage is not None
-    told = answer.usage.model_dump()["system_fingerprints"]
-    assert [(mark["from_token"], mark["system_fingerprint"]) for mark in told] == [(3, other)]
+    marks = answer.usage.model_dump()["system_fingerprints"]
+    assert [(mark["from_token"], mark["system_fingerprint"]) for mark in marks] == [(3, other)]
 
 
 class Streaming(ScriptedControl):

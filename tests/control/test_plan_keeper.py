@@ -73,8 +73,10 @@ def name_workers(proposal: PlanProposal, way: Mapping[str, object] | None = None
 
 def first_plan(directory, row_ms, replicas=1, others=None, **placement) -> PlanProposal:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
-    asked = PlanRequest(toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas, **placement))
-    return propose_here(asked, store_simulated_profiles(directory, row_ms, others=others), {})
+    wanted_plan = PlanRequest(
+        toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas, **placement)
+    )
+    return propose_here(wanted_plan, store_simulated_profiles(directory, row_ms, others=others), {})
 
 
 @dataclass
@@ -106,19 +108,19 @@ def keeper(directory, row_ms, clock, workers, making=None, replicas=1, pause_s=F
     return PlanKeeper(running, workers, making or Making(), DriftPolicy(0.2, 3.0, pause_s), clock)
 
 
-def rounds(found: PlanKeeper, count: int, ms: float, engine: int = 0) -> None:
+def rounds(plan_keeper: PlanKeeper, count: int, ms: float, engine: int = 0) -> None:
     stats = RequestStats(20, 30, 5, 5, 5, 0.0, 0.0)
     for _ in range(count):
         done = RoundReport([Delta("r", [1, 2], "", stats)], 1, 4, 1, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5)
-        found.observe_round(msgspec.structs.replace(done, engine=engine))
+        plan_keeper.observe_round(msgspec.structs.replace(done, engine=engine))
 
 
-def rounds_of_many(found: PlanKeeper, sequences: int, count: int, ms: float) -> None:
+def rounds_of_many(plan_keeper: PlanKeeper, sequences: int, count: int, ms: float) -> None:
     stats = RequestStats(20, 30, 5, 5, 5, 0.0, 0.0)
     for _ in range(count):
         deltas = [Delta(f"r{number}", [1, 2], "", stats) for number in range(sequences)]
         rows = 2 * sequences
-        found.observe_round(RoundReport(deltas, sequences, rows, sequences, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5))
+        plan_keeper.observe_round(RoundReport(deltas, sequences, rows, sequences, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5))
 
 
 def keeper_of_one_row_and_of_many(directory, clock, workers) -> PlanKeeper:
@@ -127,32 +129,32 @@ def keeper_of_one_row_and_of_many(directory, clock, workers) -> PlanKeeper:
     for row_ms, more_row_ms in costs.values():
         store = store_simulated_profiles(directory, row_ms, more_row_ms=more_row_ms)
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
-    asked = PlanRequest(toy, (), True, Exactness.BIT, 1, 1, PlacementSection())
-    running = name_workers(propose_here(asked, store, {}))
+    wanted_plan = PlanRequest(toy, (), True, Exactness.BIT, 1, 1, PlacementSection())
+    running = name_workers(propose_here(wanted_plan, store, {}))
     return PlanKeeper(running, workers, Making(), DriftPolicy(10.0, 1e9, FIRST_PAUSE_S), clock)
 
 
 async def test_the_requests_at_once_that_its_own_rounds_have_decide(tmp_path):
     workers, clock = Workers(), Clock()
-    found = keeper_of_one_row_and_of_many(tmp_path, clock, workers)
-    assert [one.shards[0].device for one in found.proposal.plan.replicas] == ["here/SIM"]
-    rounds_of_many(found, 1, 400, 50.0)
-    assert found.view().plans == 0
-    assert found.asked_now.request.placement.concurrency == 1
-    rounds_of_many(found, 8, 400, 50.0)
-    assert found.asked_now.request.placement.concurrency >= 2
-    await until(found, plans=1)
+    plan_keeper = keeper_of_one_row_and_of_many(tmp_path, clock, workers)
+    assert [one.shards[0].device for one in plan_keeper.proposal.plan.replicas] == ["here/SIM"]
+    rounds_of_many(plan_keeper, 1, 400, 50.0)
+    assert plan_keeper.view().plans == 0
+    assert plan_keeper.asked_now.request.placement.concurrency == 1
+    rounds_of_many(plan_keeper, 8, 400, 50.0)
+    assert plan_keeper.asked_now.request.placement.concurrency >= 2
+    await until(plan_keeper, plans=1)
     for _ in range(20):
         clock.now_s += 2 * FIRST_PAUSE_S
-        rounds_of_many(found, 8, 400, 50.0)
-        await found.wait_planned()
-    assert found.asked_now.request.placement.concurrency == 8
-    assert [one.shards[0].device for one in found.proposal.plan.replicas] == ["here/SIM.1"]
+        rounds_of_many(plan_keeper, 8, 400, 50.0)
+        await plan_keeper.wait_planned()
+    assert plan_keeper.asked_now.request.placement.concurrency == 8
+    assert [one.shards[0].device for one in plan_keeper.proposal.plan.replicas] == ["here/SIM.1"]
     assert workers.replaced == ["here/SIM.1"]
     for _ in range(40):
         clock.now_s += 3600.0
-        rounds_of_many(found, 1, 400, 50.0)
-        await found.wait_planned()
+        rounds_of_many(plan_keeper, 1, 400, 50.0)
+        await plan_keeper.wait_planned()
     assert workers.replaced == ["here/SIM.1", "here/SIM"]
 
 
@@ -163,156 +165,156 @@ def keeper_of_unlike(directory, workers, clock, prices, powers=(1.0, 1.0), **pla
         replace(one, price_per_hour=price, power_w=power)
         for one, price, power in zip(first.cluster.devices, prices, powers, strict=True)
     )
-    asked = replace(first.request, placement=PlacementSection(**placement))
-    running = name_workers(build_proposal(replace(first.cluster, devices=devices), asked, first.behind))
+    wanted_plan = replace(first.request, placement=PlacementSection(**placement))
+    running = name_workers(build_proposal(replace(first.cluster, devices=devices), wanted_plan, first.behind))
     return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), clock)
 
 
-async def until(found: PlanKeeper, plans: int) -> None:
+async def until(plan_keeper: PlanKeeper, plans: int) -> None:
     for _ in range(1000):
-        if found.view().plans >= plans and found._task is None:
+        if plan_keeper.view().plans >= plans and plan_keeper._task is None:
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"never planned {plans} times: {found.view()}")
+    raise AssertionError(f"never planned {plans} times: {plan_keeper.view()}")
 
 
 async def test_rounds_as_predicted_change_nothing(tmp_path):
     workers = Workers()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
-    rounds(found, 10 * PATIENCE, 2.3)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
+    rounds(plan_keeper, 10 * PATIENCE, 2.3)
     await asyncio.sleep(0)
-    assert (found.view().plans, workers.replaced) == (0, [])
-    assert found.view().ratio == pytest.approx(2.3 / 2.2, rel=0.05)
-    assert found.view().measured_tokens_per_s == pytest.approx(2 / 2.8 * 1e3)
+    assert (plan_keeper.view().plans, workers.replaced) == (0, [])
+    assert plan_keeper.view().ratio == pytest.approx(2.3 / 2.2, rel=0.05)
+    assert plan_keeper.view().measured_tokens_per_s == pytest.approx(2 / 2.8 * 1e3)
 
 
 async def test_a_worker_is_replaced_when_its_device_turns_out_to_be_the_slower_one(tmp_path):
     workers, clock = Workers(), Clock()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers)
-    predicted = found.view().predicted_tokens_per_s
-    rounds(found, 2 * PATIENCE, 20.0)
-    await until(found, 1)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers)
+    predicted = plan_keeper.view().predicted_tokens_per_s
+    rounds(plan_keeper, 2 * PATIENCE, 20.0)
+    await until(plan_keeper, 1)
     assert workers.replaced == ["here/SIM.1"]
-    view = found.view()
+    view = plan_keeper.view()
     assert view.moves == 1
     assert view.predicted_tokens_per_s < predicted
     assert view.rounds == 0, "the new plan is compared from its beginning"
-    rounds(found, 4 * PATIENCE, 5.2)
+    rounds(plan_keeper, 4 * PATIENCE, 5.2)
     await asyncio.sleep(0)
-    assert found.view().plans == 1
+    assert plan_keeper.view().plans == 1
 
 
 async def test_where_nothing_better_is_there_costs_are_corrected_and_the_worker_stays(tmp_path):
     workers = Workers()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
-    rounds(found, 2 * PATIENCE, 3.5)
-    await until(found, 1)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
+    rounds(plan_keeper, 2 * PATIENCE, 3.5)
+    await until(plan_keeper, 1)
     assert workers.replaced == []
-    assert "with corrected costs" in found.view().last
-    rounds(found, 4 * PATIENCE, 3.5)
-    assert found.view().ratio == pytest.approx(1.0, abs=0.1), "the correction is what rounds take"
-    assert found.view().plans == 1
+    assert "with corrected costs" in plan_keeper.view().last
+    rounds(plan_keeper, 4 * PATIENCE, 3.5)
+    assert plan_keeper.view().ratio == pytest.approx(1.0, abs=0.1), "the correction is what rounds take"
+    assert plan_keeper.view().plans == 1
 
 
 @pytest.mark.parametrize("pause_s", [FIRST_PAUSE_S, 3.0])
 async def test_plans_do_not_follow_each_other_at_once(tmp_path, pause_s):
     workers, clock = Workers(), Clock()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, pause_s=pause_s)
-    rounds(found, 2 * PATIENCE, 20.0)
-    await until(found, 1)
-    rounds(found, 3 * PATIENCE, 60.0)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, pause_s=pause_s)
+    rounds(plan_keeper, 2 * PATIENCE, 20.0)
+    await until(plan_keeper, 1)
+    rounds(plan_keeper, 3 * PATIENCE, 60.0)
     await asyncio.sleep(0.05)
-    assert found.view().plans == 1, "too soon"
+    assert plan_keeper.view().plans == 1, "too soon"
     clock.now_s += pause_s
-    rounds(found, 1, 60.0)
-    await until(found, 2)
+    rounds(plan_keeper, 1, 60.0)
+    await until(plan_keeper, 2)
     assert workers.replaced == ["here/SIM.1", "here/SIM"]
 
 
 async def test_after_a_quiet_time_a_plan_follows_as_soon_as_the_first_ones_did(tmp_path):
     workers, clock = Workers(), Clock()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, pause_s=1.0)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, pause_s=1.0)
     for count in range(1, 5):  # each pause is twice as long
-        found.observe_health({Part("device", "here/SIM"): PartHealth(0.0, "gone")} if count % 2 else {})
+        plan_keeper.observe_health({Part("device", "here/SIM"): PartHealth(0.0, "gone")} if count % 2 else {})
         clock.now_s += 2.0**count
-        await until(found, count)
+        await until(plan_keeper, count)
     clock.now_s += 100.0
-    found.observe_health({Part("device", "here/SIM"): PartHealth(0.0, "gone")})
-    await until(found, 5)
+    plan_keeper.observe_health({Part("device", "here/SIM"): PartHealth(0.0, "gone")})
+    await until(plan_keeper, 5)
     clock.now_s += 1.0
-    found.observe_health({})
-    await until(found, 6)
+    plan_keeper.observe_health({})
+    await until(plan_keeper, 6)
 
 
 async def test_a_plan_may_need_another_number_of_replicas_which_are_told_apart(tmp_path):
     workers, clock = Workers(numbers=[3, 1]), Clock()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, replicas=2)
-    assert len(found.proposal.plan.replicas) == 1, "two rows in one forward cost no more than one"
-    rounds(found, 2 * PATIENCE, 9.0)
-    await until(found, 1)
-    rounds(found, 2 * PATIENCE, 5.2, engine=1 if len(found.proposal.plan.replicas) == 2 else 3)
-    assert found.view().rounds == 2 * PATIENCE
-    rounds(found, 5, 5.2, engine=0)
-    assert found.view().rounds == 2 * PATIENCE, "nobody's any more"
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, replicas=2)
+    assert len(plan_keeper.proposal.plan.replicas) == 1, "two rows in one forward cost no more than one"
+    rounds(plan_keeper, 2 * PATIENCE, 9.0)
+    await until(plan_keeper, 1)
+    rounds(plan_keeper, 2 * PATIENCE, 5.2, engine=1 if len(plan_keeper.proposal.plan.replicas) == 2 else 3)
+    assert plan_keeper.view().rounds == 2 * PATIENCE
+    rounds(plan_keeper, 5, 5.2, engine=0)
+    assert plan_keeper.view().rounds == 2 * PATIENCE, "nobody's any more"
 
 
 async def test_a_profile_that_does_not_hold_for_long_is_marked_once_against_what_it_said_itself(tmp_path):
     making = Making()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 50.0}, Clock(), Workers(), making)
-    rounds(found, 2 * PATIENCE, 6.6)
-    await until(found, 1)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 50.0}, Clock(), Workers(), making)
+    rounds(plan_keeper, 2 * PATIENCE, 6.6)
+    await until(plan_keeper, 1)
     assert making.marked == [], "3 s of rounds are not over"
-    rounds(found, 10 * PATIENCE, 6.6)
+    rounds(plan_keeper, 10 * PATIENCE, 6.6)
     await asyncio.sleep(0.1)
-    assert found.view().ratio == pytest.approx(1.0, abs=0.1), "corrected costs hold"
+    assert plan_keeper.view().ratio == pytest.approx(1.0, abs=0.1), "corrected costs hold"
     ((profile, ratio),) = making.marked
     assert profile == "simulated device SIM SIM"
     assert ratio == pytest.approx(6.6 / 2.2, rel=0.05)
-    assert found.view().drifted == ("simulated device SIM SIM has drifted",)
+    assert plan_keeper.view().drifted == ("simulated device SIM SIM has drifted",)
 
 
 async def test_a_new_worker_that_does_not_start_leaves_the_old_one(tmp_path):
     workers = Workers(refuses=True)
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
-    rounds(found, 2 * PATIENCE, 20.0)
-    await until(found, 1)
-    assert found.view().moves == 0
-    assert "the new worker does not start" in found.view().last
-    assert found.proposal.plan.replicas[0].shards[0].device == "here/SIM"
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
+    rounds(plan_keeper, 2 * PATIENCE, 20.0)
+    await until(plan_keeper, 1)
+    assert plan_keeper.view().moves == 0
+    assert "the new worker does not start" in plan_keeper.view().last
+    assert plan_keeper.proposal.plan.replicas[0].shards[0].device == "here/SIM"
 
 
 async def test_rounds_that_read_prompts_say_nothing(tmp_path):
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
     for _ in range(200):
-        found.observe_round(RoundReport([Delta("r", [1])], 1, 300, 0, 0, 0, [], 90.0, 90.0, 0.0))
-        found.observe_round(RoundReport([], 1, 4, 0, 0, 0, [], 90.0, 90.0, 0.0))
-    assert found.view().rounds == 0
+        plan_keeper.observe_round(RoundReport([Delta("r", [1])], 1, 300, 0, 0, 0, [], 90.0, 90.0, 0.0))
+        plan_keeper.observe_round(RoundReport([], 1, 4, 0, 0, 0, [], 90.0, 90.0, 0.0))
+    assert plan_keeper.view().rounds == 0
 
 
 async def test_a_device_that_refuses_work_is_planned_without_and_with_it_again_when_it_is_back(tmp_path):
     workers, clock = Workers(), Clock()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers)
     part = Part("device", "here/SIM")
-    found.observe_health({part: PartHealth(0.5, "it may be lost")})
-    assert found.view().plans == 0, "what is suspect is no reason to move"
-    found.observe_health({part: PartHealth(0.0, "device here/SIM is open: lost")})
-    await until(found, 1)
+    plan_keeper.observe_health({part: PartHealth(0.5, "it may be lost")})
+    assert plan_keeper.view().plans == 0, "what is suspect is no reason to move"
+    plan_keeper.observe_health({part: PartHealth(0.0, "device here/SIM is open: lost")})
+    await until(plan_keeper, 1)
     assert workers.replaced == ["here/SIM.1"]
-    rejected = {one.what: one.why for one in found.proposal.plan.rejected}
+    rejected = {one.what: one.why for one in plan_keeper.proposal.plan.rejected}
     assert rejected["here/SIM"] == "device here/SIM is open: lost"
     clock.now_s += 10 * FIRST_PAUSE_S
-    found.observe_health({})
-    await until(found, 2)
+    plan_keeper.observe_health({})
+    await until(plan_keeper, 2)
     assert workers.replaced == ["here/SIM.1", "here/SIM"]
 
 
 async def test_where_no_other_device_is_there_the_plan_stays_and_says_why(tmp_path):
     workers = Workers()
-    found = keeper(tmp_path, {"SIM": 2.0}, Clock(), workers)
-    found.observe_health({Part("device", "here/SIM"): PartHealth(0.0, "device here/SIM is open: lost")})
-    await until(found, 1)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0}, Clock(), workers)
+    plan_keeper.observe_health({Part("device", "here/SIM"): PartHealth(0.0, "device here/SIM is open: lost")})
+    await until(plan_keeper, 1)
     assert not workers.replaced
-    assert "kept, though here/SIM refuses work" in found.view().last
+    assert "kept, though here/SIM refuses work" in plan_keeper.view().last
 
 
 def sample_others(**others: float) -> TellLoads:
@@ -321,39 +323,39 @@ def sample_others(**others: float) -> TellLoads:
     return TellLoads(loads, loads)
 
 
-def sample_for(found: PlanKeeper, clock: Clock, seconds: int, **others: float) -> None:
+def sample_for(plan_keeper: PlanKeeper, clock: Clock, seconds: int, **others: float) -> None:
     for _ in range(seconds):
         clock.now_s += 1.0
-        found.observe_loads(sample_others(**others))
+        plan_keeper.observe_loads(sample_others(**others))
 
 
 async def test_a_load_that_lasts_moves_the_target_and_it_comes_back_when_that_is_gone(tmp_path):
     workers, clock = Workers(), Clock()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 3.0}, clock, workers)
-    sample_for(found, clock, 60, SIM=0.0, SIM_1=0.0)
-    sample_for(found, clock, 9, SIM=0.6, SIM_1=0.0)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 3.0}, clock, workers)
+    sample_for(plan_keeper, clock, 60, SIM=0.0, SIM_1=0.0)
+    sample_for(plan_keeper, clock, 9, SIM=0.6, SIM_1=0.0)
     await asyncio.sleep(0)
-    assert (found.view().plans, workers.replaced) == (0, []), "it has not lasted yet"
-    sample_for(found, clock, 3, SIM=0.6, SIM_1=0.0)
-    await until(found, 1)
+    assert (plan_keeper.view().plans, workers.replaced) == (0, []), "it has not lasted yet"
+    sample_for(plan_keeper, clock, 3, SIM=0.6, SIM_1=0.0)
+    await until(plan_keeper, 1)
     assert workers.replaced == ["here/SIM.1"]
-    sample_for(found, clock, 12, SIM=0.6, SIM_1=0.0)
+    sample_for(plan_keeper, clock, 12, SIM=0.6, SIM_1=0.0)
     await asyncio.sleep(0)
-    assert found.view().plans == 1, "that is what it was planned with"
-    sample_for(found, clock, 60, SIM=0.0, SIM_1=0.0)
-    await until(found, 2)
+    assert plan_keeper.view().plans == 1, "that is what it was planned with"
+    sample_for(plan_keeper, clock, 60, SIM=0.0, SIM_1=0.0)
+    await until(plan_keeper, 2)
     assert workers.replaced == ["here/SIM.1", "here/SIM"]
 
 
 async def test_a_load_that_makes_nothing_else_better_moves_nothing(tmp_path):
     workers, clock = Workers(), Clock(100.0)
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 9.0}, clock, workers)
-    sample_for(found, clock, 40, SIM=0.5, SIM_1=0.0)
-    await until(found, 1)
-    sample_for(found, clock, 40, SIM=0.5, SIM_1=0.0)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 9.0}, clock, workers)
+    sample_for(plan_keeper, clock, 40, SIM=0.5, SIM_1=0.0)
+    await until(plan_keeper, 1)
+    sample_for(plan_keeper, clock, 40, SIM=0.5, SIM_1=0.0)
     await asyncio.sleep(0)
-    assert (found.view().plans, workers.replaced) == (1, [])
-    assert found.view().predicted_tokens_per_s == pytest.approx(keeper_rate(tmp_path, 0.5), rel=0.01)
+    assert (plan_keeper.view().plans, workers.replaced) == (1, [])
+    assert plan_keeper.view().predicted_tokens_per_s == pytest.approx(keeper_rate(tmp_path, 0.5), rel=0.01)
 
 
 def keeper_of_disturbed(directory, workers, clock) -> PlanKeeper:
@@ -361,30 +363,30 @@ def keeper_of_disturbed(directory, workers, clock) -> PlanKeeper:
     for device, row_ms, others in (("SIM", 2.0, 0.5), ("SIM.1", 3.0, 0.0)):
         store = store_simulated_profiles(directory, {device: row_ms}, others=others)
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
-    asked = PlanRequest(toy, (), True, Exactness.BIT, 8, 1, PlacementSection())
-    running = name_workers(propose_here(asked, store, {}))
+    wanted_plan = PlanRequest(toy, (), True, Exactness.BIT, 8, 1, PlacementSection())
+    running = name_workers(propose_here(wanted_plan, store, {}))
     return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), clock)
 
 
 async def test_what_others_took_while_a_profile_was_taken_is_no_reason_to_leave_its_device(tmp_path):
     workers, clock = Workers(), Clock(100.0)
-    found = keeper_of_disturbed(tmp_path, workers, clock)
-    predicted = found.view().predicted_tokens_per_s
-    assert [one.shards[0].device for one in found.proposal.plan.replicas] == ["here/SIM"]
+    plan_keeper = keeper_of_disturbed(tmp_path, workers, clock)
+    predicted = plan_keeper.view().predicted_tokens_per_s
+    assert [one.shards[0].device for one in plan_keeper.proposal.plan.replicas] == ["here/SIM"]
     for _ in range(6):
-        rounds(found, PATIENCE, 2.2)  # as it was measured, beside the same programs
-        sample_for(found, clock, 10, SIM=0.5, SIM_1=0.0)
+        rounds(plan_keeper, PATIENCE, 2.2)  # as it was measured, beside the same programs
+        sample_for(plan_keeper, clock, 10, SIM=0.5, SIM_1=0.0)
     await asyncio.sleep(0)
-    assert found.view().ratio == pytest.approx(1.0, abs=0.1)
-    assert (found.view().plans, workers.replaced) == (0, [])
-    found.observe_hosts(found.first)  # whatever makes it plan again
-    await until(found, 1)
-    assert found.proposal.plan.goodput_tokens_per_s == pytest.approx(predicted)
-    sample_for(found, clock, 100, SIM=0.0, SIM_1=0.0)  # less than that is no news either
+    assert plan_keeper.view().ratio == pytest.approx(1.0, abs=0.1)
+    assert (plan_keeper.view().plans, workers.replaced) == (0, [])
+    plan_keeper.observe_hosts(plan_keeper.first)  # whatever makes it plan again
+    await until(plan_keeper, 1)
+    assert plan_keeper.proposal.plan.goodput_tokens_per_s == pytest.approx(predicted)
+    sample_for(plan_keeper, clock, 100, SIM=0.0, SIM_1=0.0)  # less than that is no news either
     await asyncio.sleep(0)
-    assert (found.view().plans, workers.replaced) == (1, [])
-    sample_for(found, clock, 100, SIM=0.8, SIM_1=0.0)
-    await until(found, 2)
+    assert (plan_keeper.view().plans, workers.replaced) == (1, [])
+    sample_for(plan_keeper, clock, 100, SIM=0.8, SIM_1=0.0)
+    await until(plan_keeper, 2)
     assert workers.replaced == ["here/SIM.1"], "more than that is"
 
 
@@ -396,15 +398,15 @@ def keeper_rate(directory, others: float) -> float:
 
 async def test_rounds_beside_another_program_are_no_drift(tmp_path):
     workers, clock = Workers(), Clock(100.0)
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 2.1}, clock, workers)
-    sample_for(found, clock, 1, SIM=0.5)
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 2.1}, clock, workers)
+    sample_for(plan_keeper, clock, 1, SIM=0.5)
     for _ in range(6):
-        rounds(found, PATIENCE, 4.4)
-        assert found.view().rounds % PATIENCE == 0, "they are judged with the next sample"
-        sample_for(found, clock, 1, SIM=0.5)
+        rounds(plan_keeper, PATIENCE, 4.4)
+        assert plan_keeper.view().rounds % PATIENCE == 0, "they are judged with the next sample"
+        sample_for(plan_keeper, clock, 1, SIM=0.5)
     await asyncio.sleep(0)
-    assert found.view().ratio == pytest.approx(1.0, abs=0.1)
-    assert (found.view().plans, workers.replaced) == (0, [])
+    assert plan_keeper.view().ratio == pytest.approx(1.0, abs=0.1)
+    assert (plan_keeper.view().plans, workers.replaced) == (0, [])
 
 
 def test_live_state_is_what_a_plan_is_made_of(tmp_path):
@@ -424,35 +426,35 @@ async def test_a_move_is_judged_by_the_objective_of_the_plan(tmp_path, objective
     figures = {"prices": (5.0, 1.0), "powers": (1.0, 1.0)} if objective == "cost" else {}
     figures = figures or {"prices": (1.0, 1.0), "powers": (5.0, 1.0)}
     workers, clock = Workers(), Clock()
-    found = keeper_of_unlike(tmp_path, workers, clock, objective=objective, **figures)
-    assert found.proposal.plan.replicas[0].shards[0].device == "here/SIM.1"
-    rounds(found, 2 * PATIENCE, 7.0)
-    await until(found, 1)
+    plan_keeper = keeper_of_unlike(tmp_path, workers, clock, objective=objective, **figures)
+    assert plan_keeper.proposal.plan.replicas[0].shards[0].device == "here/SIM.1"
+    rounds(plan_keeper, 2 * PATIENCE, 7.0)
+    await until(plan_keeper, 1)
     assert workers.replaced == []
-    assert "still the best" in found.view().last
+    assert "still the best" in plan_keeper.view().last
     clock.now_s += 100.0
-    rounds(found, 4 * PATIENCE, 40.0)
-    await until(found, 2)
+    rounds(plan_keeper, 4 * PATIENCE, 40.0)
+    await until(plan_keeper, 2)
     assert workers.replaced == ["here/SIM"]
-    assert ("USD a million tokens" if objective == "cost" else "J a token") in found.view().last
+    assert ("USD a million tokens" if objective == "cost" else "J a token") in plan_keeper.view().last
 
 
 async def test_the_same_drift_moves_a_plan_for_throughput(tmp_path):
     workers = Workers()
-    found = keeper_of_unlike(tmp_path, workers, Clock(), (5.0, 1.0))
-    assert found.proposal.plan.replicas[0].shards[0].device == "here/SIM"
-    rounds(found, 2 * PATIENCE, 7.0)
-    await until(found, 1)
+    plan_keeper = keeper_of_unlike(tmp_path, workers, Clock(), (5.0, 1.0))
+    assert plan_keeper.proposal.plan.replicas[0].shards[0].device == "here/SIM"
+    rounds(plan_keeper, 2 * PATIENCE, 7.0)
+    await until(plan_keeper, 1)
     assert workers.replaced == ["here/SIM.1"]
 
 
 async def test_a_device_that_refuses_work_is_left_whatever_the_next_one_costs(tmp_path):
     workers = Workers()
-    found = keeper_of_unlike(tmp_path, workers, Clock(), (5.0, 1.0), objective="cost")
-    found.observe_health({Part("device", "here/SIM.1"): PartHealth(0.0, "it died")})
-    await until(found, 1)
+    plan_keeper = keeper_of_unlike(tmp_path, workers, Clock(), (5.0, 1.0), objective="cost")
+    plan_keeper.observe_health({Part("device", "here/SIM.1"): PartHealth(0.0, "it died")})
+    await until(plan_keeper, 1)
     assert workers.replaced == ["here/SIM"]
-    view = found.view()
+    view = plan_keeper.view()
     assert view.objective == "cost"
     assert view.price_per_hour == pytest.approx(5.0)
     assert view.predicted_cost_per_million_tokens == pytest.approx(5.0 / 3600 / view.predicted_tokens_per_s * 1e6)
@@ -460,26 +462,26 @@ async def test_a_device_that_refuses_work_is_left_whatever_the_next_one_costs(tm
 
 async def test_profiles_that_are_measured_meanwhile_make_another_plan_and_forget_what_was_corrected(tmp_path):
     workers = Workers()
-    found = keeper(tmp_path / "first", {"SIM": 2.0}, Clock(), workers)
-    rounds(found, 2 * PATIENCE, 8.0)
-    await until(found, 1)
-    assert found.view().corrections
-    found.observe_profiles(first_plan(tmp_path / "then", {"SIM": 8.0, "SIM.1": 3.0}))
-    await until(found, 2)
+    plan_keeper = keeper(tmp_path / "first", {"SIM": 2.0}, Clock(), workers)
+    rounds(plan_keeper, 2 * PATIENCE, 8.0)
+    await until(plan_keeper, 1)
+    assert plan_keeper.view().corrections
+    plan_keeper.observe_profiles(first_plan(tmp_path / "then", {"SIM": 8.0, "SIM.1": 3.0}))
+    await until(plan_keeper, 2)
     assert workers.replaced == ["here/SIM.1"]
-    assert found.view().corrections == ()
+    assert plan_keeper.view().corrections == ()
 
 
 async def test_a_plan_by_a_disturbed_profile_says_so_until_it_is_measured_again(tmp_path):
     workers = Workers()
     running = name_workers(first_plan(tmp_path / "first", {"SIM": 2.0}, others=0.5))
-    found = PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), Clock())
-    (told,) = found.view().doubts
+    plan_keeper = PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), Clock())
+    (told,) = plan_keeper.view().doubts
     assert told == "here/SIM: the profile of toy in simulated: other programs took 50% of it while it was measured"
     assert running.proposal.plan.replicas[0].prediction.error == pytest.approx(0.52)
-    found.observe_profiles(first_plan(tmp_path / "then", {"SIM": 2.0}, others=0.0))
-    await until(found, 1)
-    assert found.view().doubts == ()
+    plan_keeper.observe_profiles(first_plan(tmp_path / "then", {"SIM": 2.0}, others=0.0))
+    await until(plan_keeper, 1)
+    assert plan_keeper.view().doubts == ()
     assert workers.replaced == []
 
 
@@ -489,48 +491,48 @@ def lacks(device: str, why: str = "it is not installed", **model: object) -> Tel
 
 async def test_what_turns_out_to_be_lacking_is_left_out_of_this_plan_and_of_those_that_follow(tmp_path):
     workers = Workers()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
-    first = found.proposal
-    assert not await found.wait_planned(), "nothing is under way"
-    found.observe_lacking(lacks("SIM"))
-    assert await found.wait_planned()
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
+    first = plan_keeper.proposal
+    assert not await plan_keeper.wait_planned(), "nothing is under way"
+    plan_keeper.observe_lacking(lacks("SIM"))
+    assert await plan_keeper.wait_planned()
     assert workers.replaced == ["here/SIM.1"]
-    found.observe_lacking(lacks("SIM"))
-    assert not await found.wait_planned(), "that is known"
-    found.observe_hosts(first)
-    assert await found.wait_planned()
+    plan_keeper.observe_lacking(lacks("SIM"))
+    assert not await plan_keeper.wait_planned(), "that is known"
+    plan_keeper.observe_hosts(first)
+    assert await plan_keeper.wait_planned()
     assert workers.replaced == ["here/SIM.1"]
-    rounds(found, 1, 5.2)  # its profile has another name now
+    rounds(plan_keeper, 1, 5.2)  # its profile has another name now
 
 
 async def test_where_nothing_else_is_left_the_plan_stays_and_says_why(tmp_path):
     workers = Workers()
-    found = keeper(tmp_path, {"SIM": 2.0}, Clock(), workers)
-    found.observe_lacking(lacks("SIM"))
-    assert await found.wait_planned()
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0}, Clock(), workers)
+    plan_keeper.observe_lacking(lacks("SIM"))
+    assert await plan_keeper.wait_planned()
     assert workers.replaced == []
-    assert "kept, though here/SIM has no simulated: " in found.view().last
+    assert "kept, though here/SIM has no simulated: " in plan_keeper.view().last
 
 
 async def test_a_plan_that_is_being_made_is_followed_by_one_that_knows_what_is_lacking(tmp_path):
     workers = Workers()
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0, "SIM.2": 9.0}, Clock(), workers)
-    found.observe_lacking(lacks("SIM"))
-    found.observe_lacking(lacks("SIM.1"))
-    assert await found.wait_planned()
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0, "SIM.2": 9.0}, Clock(), workers)
+    plan_keeper.observe_lacking(lacks("SIM"))
+    plan_keeper.observe_lacking(lacks("SIM.1"))
+    assert await plan_keeper.wait_planned()
     assert workers.replaced[-1] == "here/SIM.2"
 
 
 async def test_nobody_knows_which_of_several_shards_lacks_a_runtime(tmp_path):
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
-    found.observe_lacking(lacks("SIM", shards=[{"adapter": "simulated"}]))
-    assert not await found.wait_planned()
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
+    plan_keeper.observe_lacking(lacks("SIM", shards=[{"adapter": "simulated"}]))
+    assert not await plan_keeper.wait_planned()
 
 
-def refuse(found: PlanKeeper, number: int = 0) -> TellRefused:
+def refuse(plan_keeper: PlanKeeper, number: int = 0) -> TellRefused:
     """Its device refuses a worker of the running plan."""
-    told = TellRefused(found.running.targets[number], "it takes no such model")
-    found.observe_refused(told)
+    told = TellRefused(plan_keeper.running.targets[number], "it takes no such model")
+    plan_keeper.observe_refused(told)
     return told
 
 
@@ -540,65 +542,67 @@ def test_no_plan_goes_back_to_where_a_worker_was_refused(tmp_path_factory, rows_
     async def refuse_all() -> None:
         workers, used = Workers(), []
         devices = {f"SIM.{number}": row_ms for number, row_ms in enumerate(rows_ms)}
-        found = keeper(tmp_path_factory.mktemp("profiles"), devices, Clock(), workers)
-        first = found.proposal
+        plan_keeper = keeper(tmp_path_factory.mktemp("profiles"), devices, Clock(), workers)
+        first = plan_keeper.proposal
         for _ in devices:
-            used.append(found.running.targets[0].name)
-            refuse(found)
-            assert await found.wait_planned()
+            used.append(plan_keeper.running.targets[0].name)
+            refuse(plan_keeper)
+            assert await plan_keeper.wait_planned()
             if hosts_come:
-                found.observe_hosts(first)
+                plan_keeper.observe_hosts(first)
             else:
-                found.observe_profiles(first)
-            assert await found.wait_planned()
+                plan_keeper.observe_profiles(first)
+            assert await plan_keeper.wait_planned()
         assert sorted(used) == sorted(f"here/{device}" for device in devices)
         assert workers.replaced == used[1:]
-        assert "kept, though" in found.view().last, "nothing is left"
+        assert "kept, though" in plan_keeper.view().last, "nothing is left"
         for name in used:
-            assert any(line.startswith(f"{name}: simulated is left out there: ") for line in found.first.assumed)
+            assert any(line.startswith(f"{name}: simulated is left out there: ") for line in plan_keeper.first.assumed)
 
     asyncio.run(refuse_all())
 
 
 async def test_what_was_refused_counts_for_nothing_where_another_plan_is_weighed(tmp_path):
     workers = Workers()
-    found = keeper(tmp_path / "first", {"SIM": 2.0}, Clock(), workers)
-    refuse(found)
-    assert await found.wait_planned()
+    plan_keeper = keeper(tmp_path / "first", {"SIM": 2.0}, Clock(), workers)
+    refuse(plan_keeper)
+    assert await plan_keeper.wait_planned()
     assert workers.replaced == []
-    found.observe_profiles(first_plan(tmp_path / "then", {"SIM": 2.0, "SIM.1": 40.0}))
-    assert await found.wait_planned()
+    plan_keeper.observe_profiles(first_plan(tmp_path / "then", {"SIM": 2.0, "SIM.1": 40.0}))
+    assert await plan_keeper.wait_planned()
     assert workers.replaced == ["here/SIM.1"], "it is slower than what the other was to be, and it serves"
 
 
 async def test_a_move_that_is_refused_is_not_tried_again(tmp_path):
     workers = Workers(refuses=True)
-    found = keeper(tmp_path / "first", {"SIM": 9.0}, Clock(), workers)
+    plan_keeper = keeper(tmp_path / "first", {"SIM": 9.0}, Clock(), workers)
     then = first_plan(tmp_path / "then", {"SIM": 9.0, "SIM.1": 2.0, "SIM.2": 5.0})
-    found.observe_profiles(then)
-    assert await found.wait_planned()
-    coming = found.running.targets[0]
-    found.observe_refused(TellRefused(msgspec.structs.replace(coming, name="here/SIM.1", device="SIM.1"), "it is full"))
+    plan_keeper.observe_profiles(then)
+    assert await plan_keeper.wait_planned()
+    coming = plan_keeper.running.targets[0]
+    plan_keeper.observe_refused(
+        TellRefused(msgspec.structs.replace(coming, name="here/SIM.1", device="SIM.1"), "it is full")
+    )
     workers.refuses = False
-    assert await found.wait_planned()
+    assert await plan_keeper.wait_planned()
     assert workers.replaced == ["here/SIM.2"]
 
 
 async def test_a_worker_of_another_configuration_says_nothing_of_this_plan(tmp_path):
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
-    found.observe_refused(TellRefused(lacks("SIM", kv_cache=1).spec, "it is too much"))
-    assert not await found.wait_planned()
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
+    plan_keeper.observe_refused(TellRefused(lacks("SIM", kv_cache=1).spec, "it is too much"))
+    assert not await plan_keeper.wait_planned()
 
 
 @pytest.mark.parametrize("changed", [False, True])
 async def test_what_was_refused_is_tried_again_when_workers_are_started_in_another_way(tmp_path, changed):
-    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
-    first, way = found.running, {"kv_cache": 1} if changed else {}
-    refuse(found)
-    assert await found.wait_planned()
-    adjusted = await found.adjust(name_workers(first.proposal, way), Making(way))
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
+    first, way = plan_keeper.running, {"kv_cache": 1} if changed else {}
+    refuse(plan_keeper)
+    assert await plan_keeper.wait_planned()
+    adjusted = await plan_keeper.adjust(name_workers(first.proposal, way), Making(way))
     after = PlanKeeper(adjusted, Workers(), Making(way), DriftPolicy(0.2, 3.0), Clock())
-    after.succeed(found, first.proposal)
+    after.succeed(plan_keeper, first.proposal)
     after.observe_profiles(first.proposal)
     assert await after.wait_planned()
     assert [one.name for one in after.running.targets] == ["here/SIM" if changed else "here/SIM.1"]

@@ -96,7 +96,7 @@ class Machine:
         """Decide, and carry out what was decided, until nothing more follows."""
         for _ in range(20):
             before = [world.stage for world in self.worlds]
-            steps = self.roster.look([world.see() for world in self.worlds], self.now_s)
+            steps = self.roster.decide_steps([world.see() for world in self.worlds], self.now_s)
             for number in steps.keep:
                 self.worlds[number].tell(ModelLoadAsked())
             for number, room_for in steps.unload:
@@ -207,8 +207,8 @@ class ModelMachine(RuleBasedStateMachine):
     def what_is_there_fits(self) -> None:
         if hasattr(self, "machine"):
             pairs = zip(self.machine.worlds, self.machine.needs, strict=True)
-            there = [need for world, need in pairs if world.processes]
-            assert sum(there) <= self.machine.memory
+            loaded_needs = [need for world, need in pairs if world.processes]
+            assert sum(loaded_needs) <= self.machine.memory
 
     @invariant()
     def a_model_that_is_gone_has_no_worker(self) -> None:

@@ -47,8 +47,8 @@ def write_three(
 
 
 def residency(daemon: Daemon) -> dict[str, dict[str, Any]]:
-    found = daemon.status()
-    return {each["model"]: each["residency"] for each in (found, *found["models"])}
+    all_status = daemon.status()
+    return {each["model"]: each["residency"] for each in (all_status, *all_status["models"])}
 
 
 def states(daemon: Daemon) -> dict[str, str]:
@@ -89,8 +89,8 @@ def test_a_model_is_loaded_by_its_first_request_and_unloaded_when_it_rests(tmp_p
 
 def find_worker(daemon: Daemon, name: str) -> int:
     """The process of a model's worker, ready or not; 0 where it has none."""
-    found = daemon.status()
-    status = next(each for each in (found, *found["models"]) if each["model"] == name)
+    all_status = daemon.status()
+    status = next(each for each in (all_status, *all_status["models"]) if each["model"] == name)
     _, _, pid = status["replicas"][0]["worker"].rpartition("pid ")
     return int(pid) if pid.isdecimal() and status["phase"] not in ("unloaded", "ready") else 0
 
@@ -120,10 +120,10 @@ def test_three_models_in_the_memory_of_two_answer_everything_while_workers_are_k
             client.start()
         killed = 0
         while any(client.is_alive() for client in clients):
-            found = states(daemon)
-            assert list(found.values()).count("loading") <= 1
-            assert sum(state not in AWAY for state in found.values()) <= 2
-            loading = [name for name, state in found.items() if state == "loading"]
+            all_status = states(daemon)
+            assert list(all_status.values()).count("loading") <= 1
+            assert sum(state not in AWAY for state in all_status.values()) <= 2
+            loading = [name for name, state in all_status.items() if state == "loading"]
             if loading and killed < 2 and (pid := find_worker(daemon, loading[0])):
                 with suppress(ProcessLookupError):  # it was lost, or stopped, since it was looked up
                     os.kill(pid, signal.SIGKILL)
@@ -236,8 +236,8 @@ def test_a_killed_daemons_models_stand_as_they_did_and_its_streams_go_on(tmp_pat
         for client in plain.values():
             client.read(first.url)
         clients = {name: Client("/v1/completions", BODY | {"model": name}, key=name) for name in plain}
-        found = first.status()
-        before = {each["model"]: each["ready"]["pid"] for each in (found, *found["models"]) if each["ready"]}
+        all_status = first.status()
+        before = {each["model"]: each["ready"]["pid"] for each in (all_status, *all_status["models"]) if each["ready"]}
         kill_in_mid_stream(first, list(clients.values()), 5)
         os.kill(before["second"], signal.SIGKILL)  # this one has to be loaded again
     with running(config) as second:
@@ -245,8 +245,8 @@ def test_a_killed_daemons_models_stand_as_they_did_and_its_streams_go_on(tmp_pat
             client.read(second.url)
             assert client.done
             assert client.texts == plain[name].texts
-        found = second.status()
-        after = {each["model"]: each["ready"]["pid"] for each in (found, *found["models"]) if each["ready"]}
+        all_status = second.status()
+        after = {each["model"]: each["ready"]["pid"] for each in (all_status, *all_status["models"]) if each["ready"]}
         assert after["toy"] == before["toy"], "it was loaded, and its worker is there"
         assert states(second) == {"toy": "loaded", "second": "loaded", "third": "not loaded"}
         assert second.stop() == 0

@@ -133,8 +133,8 @@ def test_another_item_replaces_its_own_replica_alone(daemon: Daemon, place: Path
 
     before = list_pids(daemon)
     write(place, ITEMS[0], "{drafts: [], max_running: 3}", ITEMS[2])
-    told = reload()
-    assert "1 target workers are started beside the 3 that serve" in told
+    output = reload()
+    assert "1 target workers are started beside the 3 that serve" in output
     after = list_pids(daemon)
     assert [pid in after for pid in before] == [True, False, True]
     write(place, "{drafts: [{method: suffix}], max_running: 2}", "{drafts: [], max_running: 3}", ITEMS[2])

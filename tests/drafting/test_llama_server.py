@@ -117,11 +117,11 @@ def test_what_a_request_waits_for_others_at_a_server_is_part_of_its_price(texts)
     with serve_by_script(texts, slots=1, token_ms=2.0) as server, ThreadPoolExecutor(1) as pool:
         client = LlamaServerClient(server.url, "", 60.0)
         server.places.acquire()  # as another target's request
-        asked = pool.submit(client.complete, texts[0][:3], 4)
-        until(asked.running)
+        pending = pool.submit(client.complete, texts[0][:3], 4)
+        until(pending.running)
         time.sleep(0.3)
         server.places.release()
-        completion = asked.result()
+        completion = pending.result()
         client.close()
     assert completion.way_ms > 100.0 > completion.took_ms
     alone, shared = (
@@ -146,12 +146,12 @@ def test_a_server_that_nobody_asks_any_more_drafts_nothing_ahead(expected, texts
             propose(resting)
         until(lambda: not server.busy)
         assert not drafter.describe_beside().computes
-        asked = len(server.prompts)
+        before = len(server.prompts)
         for count in range(RESTS_AFTER + 4, 40):
             drafter.extend(key, text[count : count + 1])
             propose(resting)
             time.sleep(0.002)
-        assert len(server.prompts) <= asked + 1  # one may have been on its way
+        assert len(server.prompts) <= before + 1  # one may have been on its way
         until(lambda: propose(asks)[0].tokens)
 
 

@@ -295,16 +295,22 @@ def list_attempts(pool: Pool, prompt: list[int]) -> list[Attempt]:
     attempts = []
     for relay, group in zip(pool.relays, pool.groups[1:], strict=True):
         for exchange in list(relay.exchanges):
-            asked = exchange.body.get("prompt")
-            if exchange.path != "/completion" or not isinstance(asked, list) or asked[: len(prompt)] != prompt:
+            prompt_sent = exchange.body.get("prompt")
+            if (
+                exchange.path != "/completion"
+                or not isinstance(prompt_sent, list)
+                or prompt_sent[: len(prompt)] != prompt
+            ):
                 continue
             events = exchange.read_events()
             tokens = [token for event in events for token in event.get("tokens") or ()]
             counts = [event.get("tokens_predicted", 0) for event in events]
             text = "".join(event.get("content", "") for event in events)
-            read = next((event["tokens_evaluated"] for event in events if "tokens_evaluated" in event), len(asked))
-            assert read == len(asked), "the engine read as many tokens as were sent"
-            attempts.append(Attempt(group, asked[len(prompt) :], tokens, max(counts, default=0), text, read))
+            read = next(
+                (event["tokens_evaluated"] for event in events if "tokens_evaluated" in event), len(prompt_sent)
+            )
+            assert read == len(prompt_sent), "the engine read as many tokens as were sent"
+            attempts.append(Attempt(group, prompt_sent[len(prompt) :], tokens, max(counts, default=0), text, read))
     return sorted(attempts, key=lambda attempt: len(attempt.before))
 
 
@@ -319,14 +325,16 @@ def check_chain(answer: Answer, attempts: list[Attempt]) -> int:
         if not attempt.count or end <= start:
             continue  # it came to nothing
         theirs = [group for begin, group in answer.marks if start < begin < end]
-        said = end - start if not theirs else next(b for b, group in answer.marks if b > start) - start
+        count_told = end - start if not theirs else next(b for b, group in answer.marks if b > start) - start
         assert answer.find_group(start) in (attempt.group, ""), "an answer's bits are of a group that it does not name"
-        assert said <= attempt.count, "a token came from nowhere"
+        assert count_told <= attempt.count, "a token came from nowhere"
         used += 1
         if then is not None:
             assert then.before[:start] == attempt.before, "what was said is said again"
             if attempt.exact:
-                assert then.before[start : start + said] == attempt.tokens[:said], "a token was lost or came twice"
+                assert then.before[start : start + count_told] == attempt.tokens[:count_told], (
+                    "a token was lost or came twice"
+                )
     return used
 
 
@@ -340,8 +348,8 @@ def check_text(
     if attempts and attempts[-1].count and last_begin <= len(before) and last_group in (attempts[-1].group, ""):
         text += attempts[-1].text
     elif request.kind in ("plain", "stops"):
-        said = (before + attempts[-1].tokens)[:last_begin] if attempts else before
-        text = pool.tokenizer.decode(own.decode(prompt, said))
+        tokens_told = (before + attempts[-1].tokens)[:last_begin] if attempts else before
+        text = pool.tokenizer.decode(own.decode(prompt, tokens_told))
     else:
         text = answer.text  # a grammar that has begun has no other way to be asked for
     for stop in STOPS if request.kind == "stops" else ():
@@ -352,8 +360,8 @@ def check_text(
 def check_answer(pool: Pool, own: OwnMember, request: Request, answer: Answer) -> int:
     """See that an answer is what the members said; returns how often a server's tokens are in it."""
     body = request.body
-    asked = {name: body[name] for name in ("model", "messages", "tools") if name in body}
-    prompt = httpx.post(f"{pool.daemon.url}/tokenize", json=asked).raise_for_status().json()["tokens"]
+    chat = {name: body[name] for name in ("model", "messages", "tools") if name in body}
+    prompt = httpx.post(f"{pool.daemon.url}/tokenize", json=chat).raise_for_status().json()["tokens"]
     attempts = list_attempts(pool, prompt)
     used = check_chain(answer, attempts)
     check_text(pool, own, request, prompt, answer, attempts)

@@ -101,11 +101,11 @@ def test_a_first_grammar_beside_a_stream_is_announced_before_all_threads_fall_si
         heard = [delta for event in before if isinstance(event, RoundReport) for delta in event.deltas]
         while not any(delta.request_id == "bound" and delta.finish for delta in heard):
             heard += until(next_event, RoundReport).deltas
-        assert bytes(heard_of(heard, "bound")).startswith(b"a")
-        assert not heard_of(heard, "left")
+        assert bytes(find_tokens(heard, "bound")).startswith(b"a")
+        assert not find_tokens(heard, "left")
 
 
-def heard_of(deltas: list[Delta], key: str) -> list[int]:
+def find_tokens(deltas: list[Delta], key: str) -> list[int]:
     return [token for delta in deltas if delta.request_id == key for token in delta.tokens if token < END]
 
 

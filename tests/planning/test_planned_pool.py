@@ -66,9 +66,9 @@ def propose(directory: Path, requests: int, replicas: str = "auto") -> tuple[Clu
         f"placement: {{concurrency: {requests}, prompt_tokens: 8, output_tokens: 64, draft_acceptance: 0.9}}\n",
         Path("c.yaml"),
     )
-    asked = build_request_from_config(config, directory)
+    wanted = build_request_from_config(config, directory)
     store = store_profiles(directory)
-    return config, propose_hosts(asked, store, HOSTS, FAR, build_option_filter(config, asked))
+    return config, propose_hosts(wanted, store, HOSTS, FAR, build_option_filter(config, wanted))
 
 
 def test_each_replica_of_a_planned_pool_starts_in_its_own_runtime_with_its_own_draft_and_depth(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ TOKENS = 600
 @dataclass
 class Pair:
     """A target, and a drafter beside it that makes its rounds take `slowed` times as long while it drafts. A draft of
-    two tokens is there in a round with the chance `there`, and each token is right with the chance `right`. A row more
-    takes the share `row` of a round."""
+    two tokens is there in a round with the chance `ready_chance`, and each token is right with the chance `right`. A
+    row more takes the share `row` of a round."""
 
     slowed: float
-    there: float
+    ready_chance: float
     right: float
     row: float
 
@@ -38,13 +38,13 @@ def decode(pair: Pair, seed: int, noise: float = 0.15) -> tuple[float, bool]:
     while made < TOKENS:
         now = RoundContext([RoundSequence("r", 4)], 1, 64)
         limits = policy.decide_draft_limits(now)
-        asked = any(limits.limits) and not limits.cheap_only and limits.round_ms > 0.0
-        drafted = asked and drawn.random() < pair.there
+        allowed = any(limits.limits) and not limits.cheap_only and limits.round_ms > 0.0
+        drafted = allowed and drawn.random() < pair.ready_chance
         draft = DraftSummary(2, (pair.right, pair.right)) if drafted else DraftSummary()
         depth = policy.decide_depths(now, [draft])[0]
         right = next((count for count in range(draft.tokens) if drawn.random() >= pair.right), draft.tokens)
         accepted = min(depth, right)
-        forward_ms = PLAIN_MS * (1.0 + pair.row * depth) * (pair.slowed if asked else 1.0)
+        forward_ms = PLAIN_MS * (1.0 + pair.row * depth) * (pair.slowed if allowed else 1.0)
         forward_ms *= drawn.uniform(1.0 - noise, 1.0 + noise)
         compared = min(draft.tokens, right + 1)
         policy.observe_round(
@@ -54,7 +54,7 @@ def decode(pair: Pair, seed: int, noise: float = 0.15) -> tuple[float, bool]:
                 [depth],
                 [accepted],
                 [DraftComparison(right, compared)],
-                RoundTimes(forward_ms, 0.1, beside=asked),
+                RoundTimes(forward_ms, 0.1, beside=allowed),
                 1 + accepted,
             ),
         )
@@ -64,8 +64,8 @@ def decode(pair: Pair, seed: int, noise: float = 0.15) -> tuple[float, bool]:
 
 @settings(max_examples=40)
 @given(st.floats(1.4, 2.5), st.floats(0.0, 0.3), st.floats(0.1, 0.5), st.integers(0, 99))
-def test_what_takes_more_than_it_brings_costs_next_to_nothing(slowed, there, right, seed) -> None:
-    took, rests = decode(Pair(slowed, there, right, 0.3), seed)
+def test_what_takes_more_than_it_brings_costs_next_to_nothing(slowed, ready_chance, right, seed) -> None:
+    took, rests = decode(Pair(slowed, ready_chance, right, 0.3), seed)
     assert rests
     assert took <= 1.0 + (8 + 4 + 8) * (slowed - 1.0) / TOKENS + 0.03
 

@@ -75,18 +75,18 @@ class _Recorder:
 
     def __init__(self, exchanges: list[Exchange]) -> None:
         self._exchanges = exchanges
-        self._asked = b""
+        self._unparsed = b""
         self._last: Exchange | None = None
 
     def take_request(self, data: bytes) -> None:
-        self._asked += data
-        while b"\r\n\r\n" in self._asked:
-            head, _, rest = self._asked.partition(b"\r\n\r\n")
-            found = _LENGTH.search(head)
-            length = int(found[1]) if found else 0
+        self._unparsed += data
+        while b"\r\n\r\n" in self._unparsed:
+            head, _, rest = self._unparsed.partition(b"\r\n\r\n")
+            length_field = _LENGTH.search(head)
+            length = int(length_field[1]) if length_field else 0
             if len(rest) < length:
                 return
-            self._asked = rest[length:]
+            self._unparsed = rest[length:]
             body = json.loads(rest[:length]) if length else {}
             self._last = Exchange(head.split(b" ", 2)[1].decode(), body)
             if length:

@@ -293,11 +293,11 @@ class ApiRoutes:
             model.coming += 1  # from here on: whoever sends a body slowly takes no place
             left_s = 0.0
             try:
-                holding.enter_context(model.hold())
+                holding.enter_context(model.hold_model())
                 if wait is not None and model.waits_for_load:
-                    asked = await self._work_on(request, raw, read)
-                    begin = partial(wait.begin, asked) if asked.body.stream else None
-                    left_s = await self._wait_for_load(request, model, asked.body.timeout_s, begin)
+                    parsed = await self._work_on(request, raw, read)
+                    begin = partial(wait.begin_answer, parsed) if parsed.body.stream else None
+                    left_s = await self._wait_for_load(request, model, parsed.body.timeout_s, begin)
                 question, submits, tokenizer = await self._work_on(request, raw, work, model)
                 if submits[0].grammar is not None:  # prompts of one request share it
                     await self._grammars.check(submits[0].grammar, question.grammar_param, question.answer_param)
@@ -348,7 +348,7 @@ class ApiRoutes:
             raw = await read_body(request, share, self._settings.max_body_bytes)
             if self.models.load_for_requests and (model := self.models.choose(raw)).waits_for_load:
                 model.check_room()
-                with model.hold():
+                with model.hold_model():
                     await self._wait_for_load(request, model, None)
             return await self._work_on(request, raw, work)
 

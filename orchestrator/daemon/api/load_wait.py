@@ -20,15 +20,15 @@ _log = get_logger(__name__)
 
 
 class LoadWait:
-    """A request that may have to wait for its model. `begin` is called where it does, and is to be streamed."""
+    """A request that may have to wait for its model. `begin_answer` is called where it does, and is to be streamed."""
 
     def __init__(self) -> None:
         self.question: Question | None = None
-        self._begun = asyncio.Event()
+        self._answer_begun = asyncio.Event()
 
-    def begin(self, question: Question) -> None:
+    def begin_answer(self, question: Question) -> None:
         self.question = question
-        self._begun.set()
+        self._answer_begun.set()
 
     async def answer(
         self, work: Coroutine[Any, Any, Response], headers_after_s: float, keep_alive_s: float
@@ -36,16 +36,16 @@ class LoadWait:
         """Return what the work does, or what streams that later, where it waits for longer than headers may. Raises
         what the work does."""
         task = asyncio.create_task(work, name="answer behind a load")
-        begun = asyncio.create_task(self._begun.wait(), name="wait for a load")
+        stream_begun = asyncio.create_task(self._answer_begun.wait(), name="wait for a load")
         try:
-            await asyncio.wait({task, begun}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, stream_begun}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 await asyncio.wait({task}, timeout=headers_after_s)
         except BaseException:
             task.cancel()
             raise
         finally:
-            begun.cancel()
+            stream_begun.cancel()
         if task.done() or self.question is None:
             return await task
         writer = _build_writer(self.question)

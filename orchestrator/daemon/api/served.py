@@ -102,7 +102,7 @@ class LoadGate(Protocol):
     @property
     def request_timeout_s(self) -> float: ...
 
-    def hold(self) -> AbstractContextManager[None]: ...
+    def hold_model(self) -> AbstractContextManager[None]: ...
 
     async def wait_readable(self) -> None: ...
 
@@ -164,9 +164,9 @@ class ServedModel:
         """Whether a request has to have it loaded before it can be read."""
         return self.gate is not None and self.find_served() is None
 
-    def hold(self) -> AbstractContextManager[None]:
+    def hold_model(self) -> AbstractContextManager[None]:
         """A request is taken in: meanwhile its model is not idle."""
-        return nullcontext() if self.gate is None else self.gate.hold()
+        return nullcontext() if self.gate is None else self.gate.hold_model()
 
     def find_served(self) -> tuple[TokenizerPort, Ready] | None:
         """Return the tokenizer and what the worker says that it belongs to, once a worker was ready. Thread-safe."""

@@ -46,28 +46,28 @@ def measure_models(targets: Sequence[ClusterConfig], base: Path) -> ModelsMemory
     read models' files."""
     needs, unknown = [], []
     for target in targets:
-        found, why = _measure_needs(target, base)
-        needs.append(found)
+        model_needs, why = _measure_needs(target, base)
+        needs.append(model_needs)
         unknown += [f"what {target.model.name} needs: {why}"] if why else []
     limit = targets[0].limits.models_memory
     simulated = all(target.model.source.startswith(SIMULATED_PREFIX) for target in targets)
     memory = {}
-    for device in dict.fromkeys(device for found in needs for device in found):
+    for device in dict.fromkeys(device for model_needs in needs for device in model_needs):
         total = int(limit) if limit is not None else None if simulated else _read_total(device)
         if total is None:
             unknown.append(f"how much memory models may have on {device}: set limits.models_memory")
         else:
             memory[device] = total
     pairs = zip(targets, needs, strict=True)
-    terms = tuple(ResidencyTerms(target.model.keep, target.model.idle_s, found) for target, found in pairs)
+    terms = tuple(ResidencyTerms(target.model.keep, target.model.idle_s, model_needs) for target, model_needs in pairs)
     return ModelsMemory(terms, memory, tuple(unknown))
 
 
-def explain_misfit(targets: Sequence[ClusterConfig], found: ModelsMemory) -> tuple[Place, str] | None:
+def explain_misfit(targets: Sequence[ClusterConfig], model_needs: ModelsMemory) -> tuple[Place, str] | None:
     """Return where in the file, and why, models cannot all have their turn; None where they can."""
-    needs = [each.needs for each in found.terms]
-    pinned = [number for number, each in enumerate(found.terms) if each.keep == "always"]
-    misfit = find_misfit(needs, pinned, found.memory)
+    needs = [each.needs for each in model_needs.terms]
+    pinned = [number for number, each in enumerate(model_needs.terms) if each.keep == "always"]
+    misfit = find_misfit(needs, pinned, model_needs.memory)
     if misfit is None:
         return None
     parts = [

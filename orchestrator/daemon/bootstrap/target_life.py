@@ -395,7 +395,7 @@ class TargetLife:
         worker, node = self.control.view().worker, self._cluster.own_node
         self._tokenizers.try_template(await self._tokenizers.load_served(ready, worker, node), self.name)
         if self.gate is not None:
-            self.gate.look()
+            self.gate.release_waiting()
 
     def give_up(self, reason: str) -> None:
         self.problem = reason

@@ -84,7 +84,7 @@ class TargetControl:
         self.views.least_depth = limits.least_depth
         self.heard: Callable[[], object] | None = None
         """Called where requests load the model, when one has come or gone, and when that is at another stage."""
-        self._told: tuple[object, ...] = ()
+        self._stage_seen: tuple[object, ...] = ()
         self._reading = 0
         self._all_read = asyncio.Event()
         self._changing = asyncio.Lock()
@@ -330,6 +330,6 @@ class TargetControl:
         """Tell whoever decides over models in memory, where something of this one has changed for that."""
         streams, residency = self._state.streams, self._state.residency
         now = (residency.stage, not len(streams), streams.arrived)
-        if now != self._told:
-            self._told = now
+        if now != self._stage_seen:
+            self._stage_seen = now
             hear()

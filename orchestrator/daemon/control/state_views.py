@@ -81,7 +81,7 @@ class StateViews:
                 uptime_s=uptime_s,
                 devices=state.loads.view(now_s),
                 cluster_away=self._cluster.away,
-                residency=state.residency.view(self.count_unread()),
+                residency=state.residency.view_residency(self.count_unread()),
             )
         replicas = [self._view_replica(replica, now_s) for replica in serving]
         held, gauges = state.streams.held, replicas[0].gauges
@@ -119,7 +119,7 @@ class StateViews:
             quarantined=len(state.blame.list_quarantined(now_s)),
             cluster_away=self._cluster.away,
             unmet=tuple(self.list_unmet()),
-            residency=state.residency.view(self.count_unread()),
+            residency=state.residency.view_residency(self.count_unread()),
         )
         kept = describe_held(shown) if shown.phase == READY else ""
         return replace(shown, detail=kept) if kept else shown

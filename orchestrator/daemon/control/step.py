@@ -81,7 +81,7 @@ def _advance_changes(state: State, now_s: float) -> list[Action]:
         actions += state.retuning.advance()
     if state.residency.changes:
         state.fleet.refresh()
-        actions += state.residency.advance(now_s, failed=state.fleet.all_failed, exchanged=exchanged)
+        actions += state.residency.advance_stage(now_s, failed=state.fleet.all_failed, exchanged=exchanged)
     return actions
 
 
@@ -160,7 +160,7 @@ def _fold_change(state: State, event: events.ChangeEvent, now_s: float) -> list[
             return state.residency.load(now_s)
         case events.ModelLeaveAsked():
             busy = state.rollout.under_way or state.retuning.under_way
-            return [] if busy else state.residency.leave(event.gone_for)
+            return [] if busy else state.residency.unload_when_idle(event.gone_for)
 
 
 def _ask_rollout(state: State, event: events.RolloutAsked, now_s: float) -> list[Action]:

@@ -50,8 +50,8 @@ class LoadReader:
             before, self.load = self.load, await self._read(count_ours)
             if self.load != before:
                 tell()
-            told = self.load is not None and not self.load.untold
-            await asyncio.sleep(READ_EVERY_S if told else _UNTOLD_EVERY_S)
+            tells_load = self.load is not None and not self.load.untold
+            await asyncio.sleep(READ_EVERY_S if tells_load else _UNTOLD_EVERY_S)
 
     async def _read(self, count_ours: Callable[[], int]) -> ServerLoad | None:
         ours = count_ours()
@@ -73,23 +73,23 @@ def parse_load(text: str, ours: int, slots: int) -> ServerLoad | None:
     of no requests. `slots`: see ServerLoad."""
     names = (*_RUNNING, *_WAITING, *_KV_USE)
     lines = [line for line in text.splitlines() if line.startswith(names)]  # the rest may be a thousand lines
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     try:
         for family in text_string_to_metric_families("\n".join([*lines, ""])):
             for sample in family.samples:
-                found.setdefault(sample.name, []).append(sample.value)
-        running_sum, waiting_sum = int(sum(_find(found, _RUNNING))), int(sum(_find(found, _WAITING)))
+                samples.setdefault(sample.name, []).append(sample.value)
+        running_sum, waiting_sum = int(sum(_find(samples, _RUNNING))), int(sum(_find(samples, _WAITING)))
     except (ValueError, OverflowError):  # a gauge may be NaN, or infinite
         return None
-    if not _find(found, _RUNNING):
+    if not _find(samples, _RUNNING):
         return None
-    uses = _find(found, _KV_USE)
+    uses = _find(samples, _KV_USE)
     others = max(0, running_sum + waiting_sum - ours)
     others_waiting = min(waiting_sum, others)
     kv_use = sum(uses) / len(uses) if uses else -1.0
     return ServerLoad(running_sum, waiting_sum, kv_use, others - others_waiting, others_waiting, slots)
 
 
-def _find(found: dict[str, list[float]], names: Sequence[str]) -> list[float]:
+def _find(samples: dict[str, list[float]], names: Sequence[str]) -> list[float]:
     """Return the values of the first of these names that is there: one of each engine behind the server."""
-    return next((found[name] for name in names if name in found), [])
+    return next((samples[name] for name in names if name in samples), [])

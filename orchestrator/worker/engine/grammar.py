@@ -47,13 +47,13 @@ class GrammarState(Protocol):
 
 
 class Grammars(Protocol):
-    def prepare(self, grammar: Grammar, begun: Sequence[int] = ()) -> None:
+    def prepare(self, grammar: Grammar, prefix_tokens: Sequence[int] = ()) -> None:
         """Do what takes time ahead of `start`: from any thread. Raises GrammarFailed."""
         ...
 
-    def start(self, grammar: Grammar, begun: Sequence[int] = ()) -> GrammarState:
-        """Return a grammar at its beginning, so that it takes what was `begun`, maybe by another engine. Raises
-        GrammarFailed."""
+    def start(self, grammar: Grammar, prefix_tokens: Sequence[int] = ()) -> GrammarState:
+        """Return a grammar at its beginning, so that it takes `prefix_tokens`, written maybe by another engine.
+        Raises GrammarFailed."""
         ...
 
 

@@ -297,7 +297,7 @@ class Pools:
     def _sum_burden(self, replicas: Iterable[tuple[Drawn, Prediction]]) -> float:
         if self._wanted.objective in (Objective.THROUGHPUT, Objective.LATENCY):
             return 1.0
-        used = (candidate.placed if told.depth else candidate.target for (candidate, _), told in replicas)
+        used = (candidate.placed if prediction.depth else candidate.target for (candidate, _), prediction in replicas)
         devices = [placed.device for some in used for placed in some]
         return sum_expense(devices, self._fleet.left.hosts).burden(self._wanted.objective)
 

@@ -196,7 +196,7 @@ class Metrics:
         """Take control's own figures as they are now."""
         view = self._seen = self._control.view()
         if view.residency is not None and (name := self._name()):
-            self._residency.refresh((name, "0"), view.residency)
+            self._residency.count_loads((name, "0"), view.residency)
         if view.ready is not None:
             model = view.ready.model.name
             self._count_workers(model, view.replicas)

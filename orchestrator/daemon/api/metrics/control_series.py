@@ -75,21 +75,21 @@ class ResidencySeries:
         self._loads = make.counter("model_loads", "Loads of a model that requests load.")
         self._failed = make.counter("model_failed_loads", "Loads of such a model that came to nothing.")
         self._unloads = make.counter("model_unloads", "Times that such a model was unloaded.", "why")
-        self._told = (0, 0)
-        self._unloads_told: Counter[str] = Counter()
+        self._loads_counted = (0, 0)
+        self._unloads_counted: Counter[str] = Counter()
 
-    def refresh(self, of: Engine, residency: ResidencyView) -> None:
+    def count_loads(self, of: Engine, residency: ResidencyView) -> None:
         self._state.clear()
         self._state.labels(*of, residency.state).set(1)
         self._waiting.labels(*of).set(residency.waiting)
         if residency.loads:
             self._load_s.labels(*of).set(residency.load_s)
-        self._loads.labels(*of).inc(residency.loads - self._told[0])
-        self._failed.labels(*of).inc(residency.failed_loads - self._told[1])
-        self._told = (residency.loads, residency.failed_loads)
+        self._loads.labels(*of).inc(residency.loads - self._loads_counted[0])
+        self._failed.labels(*of).inc(residency.failed_loads - self._loads_counted[1])
+        self._loads_counted = (residency.loads, residency.failed_loads)
         for why, count in residency.unloads.items():
-            self._unloads.labels(*of, why).inc(count - self._unloads_told[why])
-        self._unloads_told = Counter(residency.unloads)
+            self._unloads.labels(*of, why).inc(count - self._unloads_counted[why])
+        self._unloads_counted = Counter(residency.unloads)
 
 
 class HealthSeries:

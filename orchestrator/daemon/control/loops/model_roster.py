@@ -42,7 +42,7 @@ class ModelGate:
         return self._control.request_timeout_s
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold_model(self) -> Iterator[None]:
         """A request is about to come: its model is not idle."""
         self._coming += 1
         try:
@@ -64,7 +64,7 @@ class ModelGate:
                 self._waiting.discard(waiting)
                 self.changed()
 
-    def look(self) -> None:
+    def release_waiting(self) -> None:
         """Let those go on that wait here, where that is possible now."""
         for waiting in self._waiting if self._can_read() else ():
             if not waiting.done():
@@ -95,10 +95,10 @@ class ModelGate:
             waiting=waiting,
         )
 
-    def _observe_stage(self, told: TellStage) -> None:
-        if told.stage is ModelStage.UNLOADING and self._waiting:
-            self.refuse(told.why)
-        self.look()
+    def _observe_stage(self, told_stage: TellStage) -> None:
+        if told_stage.stage is ModelStage.UNLOADING and self._waiting:
+            self.refuse(told_stage.why)
+        self.release_waiting()
 
     def _hear(self) -> None:
         self.changed()
@@ -129,9 +129,9 @@ class ModelRoster:
         self._closed = False
         for gate in gates:
             if gate is not None:
-                gate.changed = self.look
+                gate.changed = self.advance_models
 
-    def look(self) -> None:
+    def advance_models(self) -> None:
         """Have models loaded and unloaded as it is due now."""
         self._again = True
         if self._looking or self._closed:
@@ -141,7 +141,7 @@ class ModelRoster:
             while self._again:
                 self._again = False
                 self._carry_out(
-                    self._roster.look([self._see(number) for number in range(len(self._gates))], self._now())
+                    self._roster.decide_steps([self._see(number) for number in range(len(self._gates))], self._now())
                 )
         finally:
             self._looking = False
@@ -173,4 +173,4 @@ class ModelRoster:
             self._timer.cancel()
             self._timer = None
         if steps.look_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, steps.look_s) + _LATER_S, self.look)
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, steps.look_s) + _LATER_S, self.advance_models)

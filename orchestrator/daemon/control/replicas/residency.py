@@ -92,7 +92,7 @@ class Residency:
         self._streams.release_later()
         return [*(self._begin(now_s) if self._opened else []), self._tell()]
 
-    def leave(self, gone_for: str) -> list[Action]:
+    def unload_when_idle(self, gone_for: str) -> list[Action]:
         """Unload the model once the requests that it has are over. `gone_for`: the model that its room is for; "": it
         was not used."""
         if self.stage is not ModelStage.LOADED or not self.managed:
@@ -118,7 +118,7 @@ class Residency:
     def observe_ended(self, worker: int) -> None:
         self._ending.discard(worker)
 
-    def advance(self, now_s: float, *, failed: bool, exchanged: bool) -> list[Action]:
+    def advance_stage(self, now_s: float, *, failed: bool, exchanged: bool) -> list[Action]:
         """Go on where that is possible now. `failed`: no worker can ever serve; `exchanged`: others take their
         place."""
         match self.stage:
@@ -142,7 +142,7 @@ class Residency:
         for replica in self._replicas.serving:
             replica.state.mark_unloaded(self._why)
 
-    def view(self, unread: int) -> ResidencyView | None:
+    def view_residency(self, unread: int) -> ResidencyView | None:
         """Return how it stands; None where it stays loaded anyhow. `unread`: requests that wait outside control."""
         if self.terms is None:
             return None

@@ -74,7 +74,7 @@ class WorkerLife:
     memory_share: int = 1
     _kv_tokens: int = 0
     _ready_s: float | None = None
-    _begun: bool = False
+    _started: bool = False
     _closed: bool = False
     _resting: bool = False
     _ended_here: bool = False
@@ -114,9 +114,9 @@ class WorkerLife:
 
     def begin(self) -> list[Action]:
         """Have a worker from now on. Nothing happens the second time."""
-        if self._begun or self._closed:
+        if self._started or self._closed:
             return []
-        self._begun, self._resting = True, False
+        self._started, self._resting = True, False
         return [self._start(0.0)]
 
     def end(self, why: Failed) -> list[Action]:
@@ -133,7 +133,7 @@ class WorkerLife:
 
     def rest(self) -> list[Action]:
         """End the worker; another follows once `begin` is called again, behind its end."""
-        self._begun, self._resting = False, True
+        self._started, self._resting = False, True
         return self._stop()
 
     def close(self) -> list[Action]:

@@ -230,9 +230,9 @@ def count_shared(live: int, places: int, server: ServerLoad) -> tuple[int, int, 
     slots takes more at once as long as nobody waits there."""
     others = server.others_running + server.others_waiting
     most = server.slots or places + server.others_running
-    asked = live + server.others_running
-    waiting = max(server.others_waiting, live - places, asked - most, 0)
-    running = most if waiting or live >= places else min(asked, most)
+    present = live + server.others_running
+    waiting = max(server.others_waiting, live - places, present - most, 0)
+    running = most if waiting or live >= places else min(present, most)
     return running, waiting, most, others
 
 

@@ -117,7 +117,7 @@ def record_runs(
     tokenizer = load_tokenizer(target.tokenizer_dir)
     stops = sorted(tokenizer.eos_ids)
     unlike = {text.key: text for some in texts for text in some}
-    said = {text.key for run, some in zip(runs, texts, strict=True) if not run.ignores_ends for text in some}
+    keys_read = {text.key for run, some in zip(runs, texts, strict=True) if not run.ignores_ends for text in some}
     submits = {
         key: Submit(
             key,
@@ -130,7 +130,7 @@ def record_runs(
     }
     outputs: dict[str, list[int]] = {key: [] for key in submits}
     loop = build_loop(target, msgspec.structs.replace(options, prefix_reuse=False), None)
-    for key in sorted(said):
+    for key in sorted(keys_read):
         loop.submit(submits[key])
     while not loop.idle:
         for delta in loop.run_round_strictly().deltas:
