@@ -65,7 +65,7 @@ class PlanRequest:
     `no_drafts`: why the target can have none, "" where it can.
     `price_per_hour`: of this machine with its devices, 0 where not known. `taken`: what the daemon's other targets
     take. There are to be `least_replicas`, and at most `replicas`, `alike`: of one group of equal bits. `failover` says
-    when streams go on with other bits."""
+    when streams go on with other bits. `max_running`: sequences that a replica decodes at once (None: as fit)."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -84,6 +84,7 @@ class PlanRequest:
     no_drafts: str = ""
     alike: bool = False
     failover: FailoverRules = NO_RULES
+    max_running: int | None = None
 
     @property
     def most_replicas(self) -> int:
@@ -157,6 +158,7 @@ def build_request_from_config(
         failover=FailoverRules(
             config.failover.after_s, other_bits=config.failover.choose_other_bits(unlike=model.unlike)
         ),
+        max_running=config.limits.max_running,
     )
 
 
@@ -198,6 +200,7 @@ def build_plan_goal(request: PlanRequest, drafters: Sequence[DrafterFacts]) -> P
             output_tokens=placement.output_tokens,
             exactness=request.exactness,
             depth_bound=request.depth_bound,
+            max_running=request.max_running,
         ),
         Constraints(
             pin_target=placement.pin_target,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -104,6 +105,25 @@ def test_a_pool_is_never_worse_than_one_of_its_devices_alone(
         alone = replace(wish.constraints, max_replicas=1, pin_target=(replica.shards[0].device,))
         single = plan_placement(cluster, replace(wish, constraints=alone))
         assert merit_of(plan) >= merit_of(single) * (1 - 1e-9)
+
+
+@FEW
+@given(
+    clusters(memory_mib=(60, 500)),
+    loads(),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.sampled_from(["never", "allowed"]),
+)
+def test_a_replica_decodes_no_more_at_once_than_it_may(
+    cluster: Inventory, load: Workload, requests: int, most: int, sharding: Literal["never", "allowed"]
+) -> None:
+    load = replace(load, concurrency=requests)
+    wish = PlanGoal(load, Constraints(sharding=sharding, max_replicas=4))
+    plan = plan_or_none(cluster, replace(wish, workload=replace(load, max_running=most)))
+    assert plan is None or all(replica.prediction.sequences <= most for replica in plan.replicas)
+    if most >= requests:
+        assert plan == plan_or_none(cluster, wish)
 
 
 TARGET = ModelFacts("target", 8)

@@ -94,7 +94,8 @@ def find_most_sequences(candidate: Candidate, wanted: PlanGoal) -> int:
         used = sum_used_bytes(replace(candidate, sequences=sequences), wanted.workload)
         return any(used[device] > room[device] for device in used)
 
-    more = range(candidate.sequences + 1, wanted.workload.concurrency + 1)
+    load = wanted.workload
+    more = range(candidate.sequences + 1, load.bound_running(load.concurrency) + 1)
     return candidate.sequences + bisect_left(more, True, key=is_full)
 
 

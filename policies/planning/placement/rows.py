@@ -174,7 +174,7 @@ def target_rows(
     made = _Builder(load.depth_bound)
     for option, devices in _places(index, targets, allowed):
         fixed, kv = workers.sum_fixed_bytes(option, load.target.layers), kv_bytes(option, load)
-        fit = _fit(index.room[devices] - fixed, kv, concurrency)
+        fit = _fit(index.room[devices] - fixed, kv, load.bound_running(concurrency))
         if not option.runs_whole:
             made.refuse(index, devices, option, Role.TARGET, fixed + kv)
             continue

@@ -65,8 +65,8 @@ def best_sharded(ground: SearchSpace) -> ScoredCandidate | None:
     It runs as many sequences at once as are asked for, or half as many as long as that is better (or the first that
     fits).
     """
-    best, task = None, task_of(ground, ground.concurrency)
-    sequences = ground.concurrency
+    sequences = ground.wanted.workload.bound_running(ground.concurrency)
+    best, task = None, task_of(ground, sequences)
     while sequences:
         attempt = task_of(ground, sequences)
         scored = _best_for(attempt, CutGoal(None, 0, 1))

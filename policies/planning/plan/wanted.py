@@ -78,7 +78,8 @@ class DrafterFacts:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The load to plan for: so many requests at once, each of so many prompt (at least one) and output tokens."""
+    """The load to plan for: so many requests at once, each of so many prompt (at least one) and output tokens.
+    `max_running`: sequences that a replica decodes at once, None where memory alone bounds them."""
 
     target: ModelFacts
     drafters: tuple[DrafterFacts, ...] = ()
@@ -87,6 +88,11 @@ class Workload:
     output_tokens: int = 256
     exactness: Exactness = Exactness.BIT
     depth_bound: int = 12
+    max_running: int | None = None
+
+    def bound_running(self, requests: int) -> int:
+        """Return how many of so many requests run at once on a replica that has room for all."""
+        return requests if self.max_running is None else min(requests, self.max_running)
 
 
 @dataclass(frozen=True, slots=True)
