@@ -476,7 +476,7 @@ def create_app(
     errors.install_error_handlers(app)
     gates = (settings.keys, settings.access, api.shares, settings.tracing)
     install_gates(app, *gates, log_words=settings.log_words)
-    generate = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)
+    generate = (400, 401, 404, 409, 410, 413, 415, 422, 429, 500, 503, 504)
     text = operation(CompletionRequest, Completion, events=CompletionChunk, statuses=generate)
     chat = operation(ChatRequest, ChatCompletion, events=ChatCompletionChunk, statuses=generate)
     app.post("/v1/completions", **text)(api.completions)

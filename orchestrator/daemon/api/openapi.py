@@ -36,7 +36,7 @@ _STATUSES = {
     403: "The API key is not for this, or a web page asked that was not allowed.",
     404: "There is no such model, file, batch or response, or nothing is kept of the Last-Event-ID.",
     408: "The body did not come in time.",
-    409: "A batch reads this file, or has ended.",
+    409: "A batch reads this file, or has ended; or no replica has the bits of this system_fingerprint.",
     410: "The model was replaced since the answer began that is asked for again.",
     413: "The body is larger than limits.max_body.",
     415: "The body is declared as something else than JSON, or packed otherwise than by gzip or zstd.",
