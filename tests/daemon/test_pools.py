@@ -31,10 +31,10 @@ class Told(NamedTuple):
     marks: list[dict[str, Any]]
 
 
-def read_stream(daemon: Daemon, number: int) -> Told:
+def read_stream(daemon: Daemon, request: dict[str, Any]) -> Told:
     text, fingerprints, marks = "", list[str](), list[dict[str, Any]]()
     options: Any = {"stream_options": {"include_usage": True}}
-    for chunk in daemon.client.completions.create(**ask(number), **options, stream=True):
+    for chunk in daemon.client.completions.create(**request, **options, stream=True):
         text += "".join(choice.text for choice in chunk.choices)
         if chunk.system_fingerprint not in fingerprints[-1:]:
             fingerprints.append(chunk.system_fingerprint)
@@ -53,7 +53,7 @@ def read_while_one_is_killed(daemon: Daemon) -> list[Told]:
     until_all_serve(daemon)
     made = replicas(daemon)[1]["totals"]["generated"]
     with ThreadPoolExecutor(6) as pool:
-        reading = [pool.submit(read_stream, daemon, number) for number in range(6)]
+        reading = [pool.submit(read_stream, daemon, ask(number)) for number in range(6)]
 
         def has_begun() -> bool:
             second = replicas(daemon)[1]
@@ -90,7 +90,7 @@ def test_a_request_may_ask_for_one_groups_bits(tmp_path: Path, expected) -> None
         prints: set[str] = set()
         while len(prints) < 2:
             with ThreadPoolExecutor(6) as pool:
-                prints |= {told.fingerprints[0] for told in pool.map(lambda n: read_stream(daemon, n), range(6))}
+                prints |= {told.fingerprints[0] for told in pool.map(lambda n: read_stream(daemon, ask(n)), range(6))}
         for wanted in prints:
             body = ask(1)
             body["extra_body"] = {**body["extra_body"], "system_fingerprint": wanted}
@@ -170,13 +170,13 @@ def test_a_slow_member_that_is_ready_first_keeps_no_fast_one_out_and_everybody_t
         first = httpx.get(f"{daemon.url}/ready").json()
         assert first["status"] == "degraded"
         assert first["replicas"]["missing"][0].startswith("target-0 is starting")
-        assert read_stream(daemon, 1).text == expected[1]
+        assert read_stream(daemon, ask(1)).text == expected[1]
         until_all_serve(daemon)
         assert httpx.get(f"{daemon.url}/ready").json()["status"] == "ready"
         assert run_outrider(daemon, "health") == "all parts are healthy"
         assert read_alert_reasons(daemon) == set()
         with ThreadPoolExecutor(6) as pool:
-            answers = list(pool.map(lambda number: read_stream(daemon, number), range(6)))
+            answers = list(pool.map(lambda number: read_stream(daemon, ask(number)), range(6)))
         assert [stream.text for stream in answers] == list(expected.values())
         assert replicas(daemon)[0]["totals"]["generated"] > 0, "the fast one takes requests, too"
         (pool_view,) = query_daemon(daemon.admin, "/admin/explain")["models"]
@@ -199,7 +199,7 @@ def test_a_slow_member_that_is_ready_first_keeps_no_fast_one_out_and_everybody_t
         assert "target-1 is out of restarts: " in " ".join((refused.stdout + refused.stderr).split())
         (pool_view,) = query_daemon(daemon.admin, "/admin/explain")["models"]
         assert [loss["streams"] for loss in pool_view["losses"]] == ["wait", "wait"]
-        assert read_stream(daemon, 2).text == expected[2]
+        assert read_stream(daemon, ask(2)).text == expected[2]
 
 
 def read_workers(daemon: Daemon) -> dict[str, int]:
