@@ -25,6 +25,7 @@ from tests.support.fake_engines import (
     OLLAMA,
     OVMS,
     SGLANG,
+    TGI,
     TRTLLM,
     VLLM,
     FakeEngine,
@@ -122,9 +123,10 @@ def test_a_request_that_has_tokens_goes_on_behind_them() -> None:
     [
         (OLLAMA, "Ollama 0.33.0", "/api/generate", "/v1"),
         (OVMS, "OpenVINO Model Server 2026.4.0", "/v3/completions", ""),
+        (TGI, "TGI 3.3.6", "/v1/completions", "/v1"),
         (GATEWAY, "an engine that is not known", "/v1/completions", "/v1"),
     ],
-    ids=["ollama", "ovms", "gateway"],
+    ids=["ollama", "ovms", "tgi", "gateway"],
 )
 def test_an_engine_of_text_gets_text_and_its_answer_becomes_ids(routes: Any, title: str, path: str, api: str) -> None:
     with running_engine(routes) as server, working(server.url + api) as worker:

@@ -226,3 +226,21 @@ OVMS: dict[str, Route] = {
     "/v3/tokenize": tokenize("text"),
     "/v3/completions": complete_with_text,
 }
+TGI: dict[str, Route] = {
+    "/v1/models": list_models(owned_by="org/m"),
+    "/info": say(
+        {
+            "router": "text-generation-router",
+            "version": "3.3.6",
+            "model_id": "org/m",
+            "model_sha": "abc",
+            "max_total_tokens": 512,
+            "max_concurrent_requests": 128,
+            "model_dtype": "float16",
+        }
+    ),
+    "/tokenize": lambda body: Reply(
+        [json.dumps([{"id": byte, "text": chr(byte)} for byte in body["inputs"].encode()])]
+    ),
+    "/v1/completions": complete_with_text,
+}

@@ -35,6 +35,7 @@ _OWNERS: Final = {
     "tensorrt_llm": TRTLLM,
     "OVMS": OVMS,
 }
+_TOKENIZE: Final = {**dict.fromkeys((VLLM, SGLANG, LLAMA_SERVER, TGI), "/tokenize"), OVMS: "/v3/tokenize"}
 _HEALTH: Final = {VLLM: "/health", LLAMA_SERVER: "/health", OLLAMA: "/api/version", TGI: "/health"}
 _TITLES: Final = {
     VLLM: "vLLM",
@@ -97,9 +98,7 @@ async def find_server(client: EndpointClient, model: str, engine: str) -> Server
         context_tokens=_read_count(entry, "max_model_len"),
         slots=0,
         formats="",
-        tokenize={VLLM: "/tokenize", SGLANG: "/tokenize", LLAMA_SERVER: "/tokenize", OVMS: "/v3/tokenize"}.get(
-            engine, "/tokenize" if engine == TGI else ""
-        ),
+        tokenize=_TOKENIZE.get(engine, ""),
         takes_ids=dialect.takes_ids,
         gives_ids=dialect.takes_ids,
     )
