@@ -72,6 +72,9 @@ class DraftWorkersSection(Section):
     """How long a worker beyond `min` must not have been needed before it is ended."""
 
 
+_EACH_ITS_OWN = DraftWorkersSection()
+
+
 class ModelDraft(StaticShapesSection):
     """A drafter that is a model: any that the runtimes load."""
 
@@ -100,7 +103,7 @@ class ModelDraft(StaticShapesSection):
     """With `process: own`: the CPU cores that it runs on, by their numbers on its host. Empty: all."""
     process: Literal["target", "own"] = "target"
     """`target`: in the target's worker. `own`: in a worker of its own, which the target neither waits for nor needs."""
-    workers: DraftWorkersSection = DraftWorkersSection()
+    workers: DraftWorkersSection = _EACH_ITS_OWN
     """How many workers of it there are, with `process: own`."""
     host: str = ""
     """With `process: own` on Ray: the address of the node that it runs on. Empty: any."""
@@ -205,11 +208,22 @@ def draft_names(drafts: Sequence[AnyDraft], prefix: str = "") -> list[str]:
     return names
 
 
-def own_draft_names(drafts: Sequence[AnyDraft], number: int) -> list[str]:
-    """Return what the daemon calls the drafts of the replica whose item has this number. Those that are models have the
-    number in their names: draft workers are known by these, whoever they draft for."""
-    named = zip(drafts, draft_names(drafts), strict=True)
-    return [f"replica-{number}-{name}" if draft.method == "model" else name for draft, name in named]
+def own_draft_names(drafts: Sequence[AnyDraft], number: int, everybody: Sequence[AnyDraft]) -> list[str]:
+    """Return what the daemon calls the drafts of the replica whose item has this number. Draft workers are known by
+    these names, whoever they draft for. So a model has the number in its own, unless it is that of a draft of
+    `everybody` whose workers any replica may share."""
+    shared = [
+        (draft.model_copy(update={"workers": _EACH_ITS_OWN}), name)
+        for draft, name in zip(everybody, draft_names(everybody), strict=True)
+        if isinstance(draft, ModelDraft) and draft.process == "own" and draft.workers.min
+    ]
+
+    names = []
+    for draft, name in zip(drafts, draft_names(drafts), strict=True):
+        own = name if draft.method != "model" else f"replica-{number}-{name}"
+        known = (common for other, common in shared if other == draft and common not in names)
+        names.append(next(known, own))
+    return names
 
 
 def _name_kind(draft: AnyDraft) -> str:

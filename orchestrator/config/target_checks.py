@@ -83,7 +83,7 @@ def check_drafts(config: ClusterConfig, file: SourceFile) -> None:
             elif key == "host" and draft.host and not config.cluster.on_ray:
                 why = ONLY_ON_RAY
             elif key == "workers" and at in own:
-                why = "one replica has one worker of its own draft; leave the key out"
+                why = "is a key of `drafts`, whose workers an item shares that names the same draft; leave it out"
             elif key == "workers":
                 why = _refuse_workers(draft.workers)
             if why:

@@ -185,7 +185,7 @@ def _choose_own(options: EngineOptions, number: int, config: ClusterConfig) -> E
     placed = msgspec.structs.replace(options.with_model(**changes), max_running=own.max_running or options.max_running)
     if own.own_drafts is None:
         return placed
-    return _choose_own_drafts(placed, place_drafts(own.own_drafts, own.host), number, config)
+    return _choose_own_drafts(placed, own.own_drafts, own.host, number, config)
 
 
 def place_drafts(drafts: Sequence[Draft], host: str) -> tuple[Draft, ...]:
@@ -200,10 +200,11 @@ def place_drafts(drafts: Sequence[Draft], host: str) -> tuple[Draft, ...]:
 
 
 def _choose_own_drafts(
-    options: EngineOptions, drafts: Sequence[Draft], number: int, config: ClusterConfig
+    options: EngineOptions, drafts: Sequence[Draft], host: str, number: int, config: ClusterConfig
 ) -> EngineOptions:
     base, place = Path(options.model.base), config.find_place("model", "replicas", number, "drafts")
-    drafters = _drafters_of(drafts, place, own_draft_names(drafts, number), config, base)
+    names = own_draft_names(drafts, number, config.drafts)
+    drafters = _drafters_of(place_drafts(drafts, host), place, names, config, base)
     canary = options.canary
     if canary is not None and canary.drafters is not None and not config.canary_drafts:  # it has those of the rest
         canary = msgspec.structs.replace(canary, drafters=drafters)

@@ -14,7 +14,10 @@ class AttachDraft(msgspec.Struct, frozen=True, tag="attach"):
     """The draft worker of this name is ready at this endpoint; one that the target's worker had before is gone."""
 
     name: str
-    endpoint: LinkEndpoint
+    endpoint: LinkEndpoint | None
+    """None: there is none for now, as it rests."""
+    reason: str = ""
+    """Why it rests."""
 
 
 class ChooseDrafters(msgspec.Struct, frozen=True, tag="choose_drafters"):
@@ -69,8 +72,8 @@ class DrafterState(msgspec.Struct, frozen=True):
     name: str
     method: str
     state: str = "ok"
-    """"ok": it may propose. "off": an operator chose others. "failed". One in another process may be "starting" too, or
-    what DraftLink says of its link."""
+    """"ok": it may propose. "off": an operator chose others. "failed". One in another process may be "starting" or
+    "resting" too, or what DraftLink says of its link."""
     reason: str = ""
     """Why it has failed. Of a suffix drafter that is "ok": why it has no statistics."""
     source: str = ""

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.daemon.control.actions import Action, Send, StartWorker, WakeAfter
+from orchestrator.daemon.control.actions import Action, Send, StartWorker, StopWorker, TellUseless, WakeAfter
 from orchestrator.daemon.control.events import (
     ClusterOpened,
     ControlEvent,
@@ -19,18 +19,20 @@ from orchestrator.daemon.control.events import (
 )
 from orchestrator.daemon.control.step import State, step
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.draft_messages import AttachDraft, DrafterState, DraftReady
+from orchestrator.protocol.draft_messages import AttachDraft, DrafterState, DraftReady, RemoteState
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.rounds import Gauges
 from tests.api.support import READY
 from tests.support.ready import change_ready
 
 
 class Cluster:
     """Control and its workers, eight replicas to a host, in virtual time. `doors`: where each replica's worker was told
-    last that its draft is; `told`: how often any was. `starts`: whether new processes come."""
+    last that its draft is; `told`: how often any was. `starts`: whether new processes come. `rests`: why each replica's
+    draft rests; `useless` are what draft workers were started from that rest, `stopped` the workers that were ended."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, workers: int = 0) -> None:
         self.replicas = replicas
         self.state = State(5)
         self.starts = True
@@ -38,8 +40,11 @@ class Cluster:
         self.doors: dict[int, str] = {}
         self.told = 0
         self.wakes_s: list[float] = []
+        self.rests: dict[int, str] = {}
+        self.useless: list[WorkerSpec] = []
+        self.stopped: list[int] = []
         targets = [WorkerSpec(f"r{number}", "no:where", {}, node=f"h{number // 8}") for number in range(replicas)]
-        drafts = [WorkerSpec("small", "no:where", {})] * replicas
+        drafts = [WorkerSpec("small", "no:where", {})] * (workers or replicas)
         self.post(WorkersChosen(targets, drafts))
         self.post(ClusterOpened())
 
@@ -54,9 +59,15 @@ class Cluster:
                 number, spec = action.worker, action.spec
                 self.post(WorkerStarted(number, spec.node))
                 self.post(WorkerSaid(number, self.make_ready(number, spec)))
-            case Send(worker, AttachDraft() as attach):
+            case Send(worker, AttachDraft(_, LinkEndpoint() as door)):
                 self.told += 1
-                self.doors[worker] = attach.endpoint.addresses[0]
+                self.doors[worker] = door.addresses[0]
+            case Send(worker, AttachDraft(_, None, why)):
+                self.rests[worker] = why
+            case TellUseless(spec, _):
+                self.useless.append(spec)
+            case StopWorker(worker, _):
+                self.stopped.append(worker)
             case WakeAfter():
                 self.wakes_s.append(self.now_s + action.after_s)
             case _:
@@ -102,3 +113,46 @@ def test_the_replica_of_a_lost_worker_drafts_elsewhere_within_two_seconds():
     cluster.pass_time(7.0)
     assert cluster.doors[149].rpartition(":")[2] != str(lost)
     assert "r149" not in next(one for one in cluster.state.drafts.views() if one.number == lost - 150).targets
+
+
+def say_use(cluster: Cluster, replica: int, rounds: int, accepted: int, rests: str = "") -> None:
+    """A replica says how it gets on with its draft after so many rounds."""
+    remote = RemoteState(asks=rounds)
+    state = DrafterState("small", "model", accepted=accepted, rests=rests, remote=remote)
+    cluster.post(WorkerSaid(replica, Gauges(1, 0, 9, 9, 0, 0, rounds, 0, drafters=[state])))
+
+
+def list_phases(cluster: Cluster) -> set[str]:
+    return {view.phase for view in cluster.state.drafts.views()}
+
+
+def test_a_draft_worker_that_helps_no_replica_rests_within_a_minute_and_is_tried_again_later():
+    cluster = Cluster(2, workers=1)
+    for turn in range(40):
+        cluster.pass_time(1.0 + turn)
+        say_use(cluster, 0, 10 * turn, 5 * turn)
+        say_use(cluster, 1, 10 * turn, 0, "no gain")
+    assert list_phases(cluster) == {"ready"}, "it helps one of them"
+    begun_s = cluster.now_s
+    while list_phases(cluster) == {"ready"}:
+        turn += 1
+        cluster.pass_time(1.0 + turn)
+        say_use(cluster, 0, 10 * turn, 200, "no gain")
+        say_use(cluster, 1, 10 * turn, 0, "no gain")
+        assert cluster.now_s - begun_s < 60.0
+    (view,) = cluster.state.drafts.views()
+    assert view.detail == "it helped no replica for 30 s: no gain; it is tried again after 10 min"
+    assert set(cluster.rests.values()) == {"it helped no replica for 30 s: no gain"}
+    assert set(cluster.rests) == {0, 1}
+    assert [spec.name for spec in cluster.useless] == ["small"]
+    (ended,) = cluster.stopped
+    cluster.post(WorkerEnding(ended, "it was stopped", "crashed"))
+    cluster.post(WorkerEnded(ended, "it was stopped", "crashed"))
+    assert list_phases(cluster) == {"resting"}
+    cluster.doors.clear()
+    cluster.pass_time(cluster.now_s + 590.0)
+    assert cluster.doors == {}
+    cluster.pass_time(cluster.now_s + 11.0)
+    assert list_phases(cluster) == {"ready"}
+    assert set(cluster.doors) == {0, 1}, "they draft with it again"
+    assert next(iter(cluster.state.drafts.views())).restarts == 0

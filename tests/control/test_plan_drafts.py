@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from dataclasses import replace
+
+from orchestrator.daemon.control.actions import TellUseless
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.loops.planner_port import DriftPolicy
-from tests.control.test_plan_keeper import Clock, Making, Workers, name_workers, sample_for, until
+from orchestrator.protocol.contract import WorkerSpec
+from tests.control.test_plan_keeper import Clock, Making, Workers, name_workers, rounds, sample_for, until
 from tests.policies.test_running import plan
 
 
@@ -39,3 +43,39 @@ async def test_a_draft_stays_where_no_other_place_is_better(tmp_path):
     sample_for(found, clock, 20, CPU=0.3)
     await until(found, 1)
     assert (workers.replaced, place_draft(found)) == ([], "here/CPU")
+
+
+DRAFT_WORKER = WorkerSpec("model", "", {}, device="CPU")
+
+
+def keep(directory, workers: Workers, *, replicas: int) -> PlanKeeper:
+    """Keep a plan with a draft on the CPU, which the target could be on as well. There may be so many replicas."""
+    proposal = plan(directory, also_on_cpu_ms=20.0, most_replicas=replicas, concurrency=4)
+    running = replace(name_workers(proposal), drafts=((DRAFT_WORKER,),))
+    return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, 0.0), Clock(1000.0))
+
+
+async def test_the_device_of_a_draft_that_helps_nobody_becomes_a_replica(tmp_path):
+    workers = Workers(numbers=[0, 1])
+    kept = keep(tmp_path, workers, replicas=2)
+    assert place_draft(kept) == "here/CPU"
+    kept.observe_useless(TellUseless(WorkerSpec("other", "", {}), "it is another target's"))
+    kept.observe_useless(TellUseless(DRAFT_WORKER, "it helped no replica for 30 s"))
+    await until(kept, 1)
+    assert sorted(workers.replaced[0].split()) == ["here/CPU", "here/SIM"]
+    assert place_draft(kept) == ""
+    assert "simulated-toy drafts nothing: it helped no replica for 30 s" in kept.proposal.assumed
+    assert "simulated-toy on here/CPU simulated fp32, layers 0-0, beside the target -> none" in kept.view().last
+    kept.observe_useless(TellUseless(DRAFT_WORKER, "it helped no replica for 30 s"))
+    await asyncio.sleep(0)
+    assert kept.view().plans == 1, "that is known"
+    assert kept.first.request.drafts, "with another load it may help again"
+
+
+async def test_where_there_may_be_no_replica_more_the_plan_stays_and_says_why(tmp_path):
+    workers = Workers()
+    kept = keep(tmp_path, workers, replicas=1)
+    kept.observe_useless(TellUseless(DRAFT_WORKER, "it helped no replica for 30 s"))
+    await until(kept, 1)
+    assert workers.replaced == []
+    assert kept.view().last.startswith("kept, though draft model rests, as it helped no replica for 30 s: ")

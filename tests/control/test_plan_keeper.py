@@ -96,7 +96,8 @@ class Making:
     ) -> StartPlan:
         cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
         cluster = apply_loads(cluster, first.behind, loads)
-        return name_workers(build_proposal(cluster, first.request, first.behind), self.way)
+        proposal = build_proposal(cluster, first.request, first.behind)
+        return name_workers(replace(proposal, assumed=(*proposal.assumed, *first.assumed)), self.way)
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
         self.marked.append((key[0], ratio))

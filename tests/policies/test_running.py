@@ -17,13 +17,14 @@ from tests.support.profiles import store_simulated_profiles
 DRAFT = "base_ms=3"
 
 
-def plan(directory, sim_ms=15.0, **placement) -> PlanProposal:
+def plan(directory, sim_ms=15.0, also_on_cpu_ms=0.0, most_replicas=1, **placement) -> PlanProposal:
     target = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
     draft = model_at_hand(f"simulated:toy?{DRAFT}", "", directory, "auto", directory)
-    store_simulated_profiles(directory, {"SIM": 20.0})
+    here, row_ms = ({"CPU": also_on_cpu_ms}, 1.0) if also_on_cpu_ms else ({}, 0.0)
+    store_simulated_profiles(directory, {"SIM": 20.0, **here}, more_row_ms=row_ms)
     store = store_simulated_profiles(directory, {"CPU": 3.0, "SIM.1": sim_ms}, draft.name, "draft", script=DRAFT)
     section = PlacementSection(draft_acceptance=0.8, **placement)
-    asked = PlanRequest(target, (DraftCandidate(draft, (0.8,)),), False, Exactness.BIT, 8, 1, section)
+    asked = PlanRequest(target, (DraftCandidate(draft, (0.8,)),), False, Exactness.BIT, 8, most_replicas, section)
     return propose_here(asked, store, {})
 
 

@@ -15,6 +15,7 @@ from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLim
 from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
+from orchestrator.worker.loading.drafters import follow_attachment
 from tests.support.drafters import FINGERPRINT, VOCABULARY
 from tests.support.loops import loop_over, toy
 from tests.support.ready import PLAIN, change_ready
@@ -37,7 +38,7 @@ def target(options: dict[str, Any]) -> WorkerEngine:
             loop,
             _ready(),
             drafter.close,
-            lambda command: drafter.attach(command.endpoint),
+            lambda command: follow_attachment(drafter, command),
             SpeculationVariants(VariantDepth(12), {}),
             KvMover(model, ""),
         )

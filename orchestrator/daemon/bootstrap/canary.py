@@ -47,7 +47,7 @@ def _own_drafters(config: ClusterConfig) -> frozenset[str]:
     if not depth_of(config.speculation):
         names |= {*draft_names(own)}
         for number, replica in enumerate(config.model.placements):
-            names |= {*own_draft_names(replica.own_drafts or (), number)}
+            names |= {*own_draft_names(replica.own_drafts or (), number, config.drafts)}
     return frozenset(names)
 
 

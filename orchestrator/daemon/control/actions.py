@@ -155,6 +155,14 @@ class TellRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class TellUseless:
+    """The draft worker of this spec helps no replica, and rests for that."""
+
+    spec: WorkerSpec
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellStage:
     """The target's model is loaded, or leaves, or is gone; `why` it is not there."""
 
@@ -187,6 +195,7 @@ Action = (
     | TellLoads
     | TellLacking
     | TellRefused
+    | TellUseless
     | TellStage
     | Notify
 )

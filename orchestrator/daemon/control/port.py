@@ -55,10 +55,10 @@ class KvMoveTotals:
 
 @dataclass(frozen=True, slots=True)
 class DraftView:
-    """A draft worker now. `phase`: "starting", "ready", "restarting" or "failed"; `detail` says why. `ready` describes
-    its process: None before the first is ready, the lost one's until the next is. `number` tells workers of one draft
-    separately, from 0. `targets` are the replicas that it drafts for, `connected` those of them that say so. `load` is
-    what it told last, None where it does not draft."""
+    """A draft worker now. `phase`: "starting", "ready", "restarting", "resting" or "failed"; `detail` says why. `ready`
+    describes its process: None before the first is ready, the lost one's until the next is. `number` tells workers of
+    one draft separately, from 0. `targets` are the replicas that it drafts for, `connected` those of them that say so.
+    `load` is what it told last, None where it does not draft."""
 
     name: str
     phase: str

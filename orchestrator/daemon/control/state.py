@@ -21,6 +21,7 @@ UNLOADED: Final = "unloaded"
 """Of a model that a request loads."""
 RESTARTING: Final = "restarting"
 DRAINING: Final = "draining"
+RESTING: Final = "resting"
 FAILED: Final = "failed"
 
 

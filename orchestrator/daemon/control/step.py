@@ -18,6 +18,7 @@ from orchestrator.daemon.control.actions import (
     TellLoads,
     TellRefused,
     TellStage,
+    TellUseless,
     WakeAfter,
 )
 from orchestrator.daemon.control.control_state import State as State
@@ -29,7 +30,7 @@ from orchestrator.protocol.events import Failed
 from policies.serving.failover.health import Health
 from policies.serving.residency import ModelStage
 
-_OBSERVED = (Notify, TellLoads, TellLacking, TellRefused, TellStage)
+_OBSERVED = (Notify, TellLoads, TellLacking, TellRefused, TellUseless, TellStage)
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
 

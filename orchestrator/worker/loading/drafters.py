@@ -158,9 +158,17 @@ class Remotes:
         return drafter
 
     def attach(self, command: AttachDraft) -> None:
-        """Connect a drafter to its process; one that was exchanged meanwhile is ignored."""
+        """Connect a drafter to its process, or let it rest; one that was exchanged meanwhile is ignored."""
         for drafter in self._drafters.get(command.name, ()):
-            drafter.attach(command.endpoint)
+            follow_attachment(drafter, command)
+
+
+def follow_attachment(drafter: RemoteDrafter, command: AttachDraft) -> None:
+    """Connect a drafter to the process that a command names, or let it rest where that names none."""
+    if command.endpoint is None:
+        drafter.let_rest(command.reason)
+    else:
+        drafter.attach(command.endpoint)
 
 
 class BuiltDrafters(NamedTuple):

@@ -95,7 +95,7 @@ class AlertSeries:
                 self._classes[replica.engine] = now
         drafters = [drafter for replica in view.replicas if replica.gauges for drafter in replica.gauges.drafters]
         differs = {
-            "drafter": any(drafter.state not in ("ok", "starting") for drafter in drafters),
+            "drafter": any(drafter.state not in ("ok", "starting", "resting") for drafter in drafters),
             "override": view.overrides != NO_OVERRIDES,
             "memory": any(
                 replica.ready.device.memory_reduced for replica in view.replicas if replica.ready is not None

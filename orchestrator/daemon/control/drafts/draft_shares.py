@@ -92,6 +92,13 @@ class DraftShares:
         command = AttachDraft(worker.name, worker.ready.endpoint)
         return [Send(self._targets[replica].worker, command) for replica in replicas if replica in self._targets]
 
+    def let_rest(self, worker: DraftWorker, why: str) -> list[Action]:
+        """Tell the replicas of a worker that it rests."""
+        replicas = [replica for replica in self.list_targets(worker) if replica in self._targets]
+        for replica in replicas:
+            self._disconnect(replica, worker.name)
+        return [Send(self._targets[replica].worker, AttachDraft(worker.name, None, why)) for replica in replicas]
+
     def match(self, pools: Mapping[str, Sequence[DraftWorker]]) -> list[Action]:
         """Give each replica the worker that is to draft for it, of those that are of use, by draft."""
         actions: list[Action] = []

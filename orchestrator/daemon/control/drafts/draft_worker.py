@@ -9,10 +9,11 @@ from orchestrator.daemon.control.actions import Action, LogLine
 from orchestrator.daemon.control.events import WorkerEnded
 from orchestrator.daemon.control.port import DraftView
 from orchestrator.daemon.control.replicas.worker_life import WorkerLife
-from orchestrator.daemon.control.state import FAILED, READY, RESTARTING, STARTING
+from orchestrator.daemon.control.state import FAILED, READY, RESTARTING, RESTING, STARTING
 from orchestrator.protocol.draft_messages import DraftLink, DraftLoad, DraftReady
 from orchestrator.protocol.events import Event, Failed, Progress
 from policies.serving.draft_pool import PoolWorker
+from policies.serving.draft_rest import REST_S, DraftUse, RestTrend, follow_use
 
 SUSPECTED_S: Final = 3.0
 """How long a worker that one of its replicas calls hung may stay silent before it is ended. ADR 0056."""
@@ -20,7 +21,7 @@ SUSPECTED_S: Final = 3.0
 
 class DraftWorker:
     """`number` tells the workers of one draft separately, `label` names it in the log. `leave_s`: when it is ended, as
-    it is not needed."""
+    it is not needed. `uses`: what the replicas that it drafts for said last, while it drafts."""
 
     def __init__(self, life: WorkerLife, number: int, label: str) -> None:
         self.life = life
@@ -29,6 +30,9 @@ class DraftWorker:
         self.label = label
         self.ready: DraftReady | None = None
         self.leave_s: float | None = None
+        self.uses: dict[str, DraftUse] = {}
+        self._trend = RestTrend()
+        self._tried_s: float | None = None  # when it is tried again, while it rests
         self._load: DraftLoad | None = None
         self._phase, self._detail = STARTING, "waits for the target"
         self._where = ""
@@ -58,7 +62,38 @@ class DraftWorker:
     @property
     def look_at_s(self) -> float | None:
         """When there is something to do about it."""
+        if self._tried_s is not None:
+            return self._tried_s
         return self._silent_since_s + SUSPECTED_S if self.suspected else self.leave_s
+
+    def note_use(self, replica: str, use: DraftUse, now_s: float) -> bool:
+        """Note what a replica says of it; returns whether there may be something to do."""
+        before = self.uses.get(replica)
+        self.uses[replica] = use
+        changed = before is None or before.left_alone != use.left_alone or not (before.asked or not use.asked)
+        return changed or now_s >= self._trend.due_s
+
+    def find_why_useless(self, connected: Sequence[str], now_s: float) -> str:
+        """Return why it is to rest; "" where it is not. `connected`: the replicas that it drafts for."""
+        uses = [self.uses[replica] for replica in connected if replica in self.uses]
+        change = follow_use(self._trend, uses, now_s)
+        self._trend = change.trend
+        return change.why
+
+    def let_rest(self, why: str, now_s: float) -> list[Action]:
+        """End its process for a while."""
+        self._tried_s, self._serving, self._silent = now_s + REST_S, False, None
+        self._phase, self._detail = RESTING, f"{why}; it is tried again after {REST_S / 60:g} min"
+        self.uses.clear()
+        text = "draft worker %s rests, so that its device is free for %g min: %s"
+        return [LogLine("info", text, (self.label, REST_S / 60, why)), *self.life.rest()]
+
+    def try_again(self, now_s: float) -> list[Action]:
+        """Begin again where it has rested for long enough, and its last process is gone."""
+        if self._tried_s is None or now_s < self._tried_s:
+            return []
+        self._tried_s, self._phase, self._detail = None, STARTING, "has rested, and is tried again"
+        return self.life.begin()
 
     def rate(self) -> PoolWorker:
         """Return it as policies.serving.draft_pool takes it."""
@@ -127,6 +162,8 @@ class DraftWorker:
         """Its worker is gone; another follows, or none does. One that is lost too often is out of use until it is ready
         again."""
         loss = self.life.observe_end(end.cause, end.kind, now_s)
+        if self.life.resting:
+            return []
         self._serving, self._detail, self._silent = False, loss.cause, None
         if loss.restart:
             self._restarts += 1

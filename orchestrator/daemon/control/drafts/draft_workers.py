@@ -18,7 +18,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Final
 
-from orchestrator.daemon.control.actions import Action, LogLine, WakeAfter
+from orchestrator.daemon.control.actions import Action, LogLine, TellUseless, WakeAfter
 from orchestrator.daemon.control.drafts.draft_shares import DraftShares
 from orchestrator.daemon.control.drafts.draft_worker import DraftWorker
 from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerEvent, WorkerSaid, WorkerStarted
@@ -28,7 +28,9 @@ from orchestrator.daemon.control.state import tell_nobody
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DraftLink, DraftReady
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Gauges
 from policies.serving.draft_pool import PoolSize, PoolTrend, choose_leaver, follow_pool
+from policies.serving.draft_rest import DraftUse
 
 NO_POOLS: Final[Mapping[str, PoolSize]] = MappingProxyType({})
 # Workers and replicas together. ADR 0098.
@@ -120,6 +122,16 @@ class DraftWorkers:
             actions += self._shares.attach(worker, [replica])
         return actions
 
+    def observe_gauges(self, replica: str, gauges: Gauges, now_s: float) -> None:
+        """A replica's worker said how it gets on with its drafters."""
+        for drafter in gauges.drafters:
+            worker = self._find_assigned(drafter.name, replica)
+            if worker is not None and worker.serving:
+                left_alone = drafter.rests or (drafter.reason if drafter.state == "refused" else "")
+                asked = drafter.remote.asks if drafter.remote is not None else 0
+                use = DraftUse(left_alone, asked, drafter.accepted, gauges.rounds)
+                self._changed |= worker.note_use(replica, use, now_s)
+
     def find_life(self, worker: int) -> WorkerLife | None:
         """Return the life of the draft worker of this number; None where it is none of these."""
         draft_worker = self._workers.get(worker)
@@ -167,7 +179,7 @@ class DraftWorkers:
                 actions += changed
                 looks += [] if look_s is None else [look_s]
         for worker in list(self._workers.values()):
-            actions += worker.end_if_silent(now_s)
+            actions += [*worker.end_if_silent(now_s), *worker.try_again(now_s), *self._let_rest(worker, now_s)]
             if worker.leave_s is not None and now_s >= worker.leave_s:
                 self._remove(worker)
                 actions += worker.life.close()
@@ -262,6 +274,16 @@ class DraftWorkers:
             text = "draft worker %s, number %d, was not needed for %g s: it is ended"
             actions += [LogLine("info", text, (name, number, size.idle_s)), *self._match()]
         return actions, change.look_s
+
+    def _let_rest(self, worker: DraftWorker, now_s: float) -> list[Action]:
+        """Let a worker rest that helps no replica."""
+        if not worker.uses or not worker.serving or worker.leaves:
+            return []
+        why = worker.find_why_useless(self._shares.list_targets(worker), now_s)
+        if not why:
+            return []
+        told = self._shares.let_rest(worker, why)
+        return [*told, *worker.let_rest(why, now_s), TellUseless(worker.life.spec, why)]
 
     def _list_pool(self, name: str) -> list[DraftWorker]:
         return [worker for worker in self._named.get(name, {}).values() if not worker.leaves]

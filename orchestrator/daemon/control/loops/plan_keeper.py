@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from device_profiles.device_load import DeviceLoad
 from orchestrator.clock import Clock
-from orchestrator.daemon.control.actions import TellHealth, TellLacking, TellLoads, TellRefused
+from orchestrator.daemon.control.actions import TellHealth, TellLacking, TellLoads, TellRefused, TellUseless
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.loops.load_watch import LoadWatch
 from orchestrator.daemon.control.loops.plan_choice import refuse_idle_growth, weigh_move
@@ -78,12 +78,14 @@ class PlanKeeper:
         self._later: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Any] | None = None
         self._marking: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None  # drafts that help nobody
         self.hears: Mapping[type, Callable[[Any], None]] = {
             RoundReport: self.observe_round,
             TellHealth: lambda event: self.observe_health(event.unwell),
             TellLoads: self.observe_loads,
             TellLacking: self.observe_lacking,
             TellRefused: self.observe_refused,
+            TellUseless: self.observe_useless,
         }
 
     def set_places(self, engines: Sequence[int]) -> None:
@@ -178,6 +180,7 @@ class PlanKeeper:
             return
         requests = self.asked_now.request.placement.concurrency
         if has_changed(self._requests, requests) and self._may_plan():
+            self._obstacles.useless.clear()  # with so many they may help
             reason = f"{requests} requests come at once, and not {self._requests}"
             self._begin(self._plan_because(reason), "plan for more requests")
         if done.in_flight > 1:
@@ -232,6 +235,18 @@ class PlanKeeper:
             self._take_first(self._first)
             self._begin_planning_without(first=True)
 
+    def observe_useless(self, event: TellUseless) -> None:
+        """Plan again at once without a draft model that helps nobody, until another number of requests comes at once.
+        Its device is free for a replica, where that pays."""
+        if self._obstacles.note_useless(self.proposal.plan, self._running.drafts, event):
+            leaving = self._leave_draft(f"draft {event.spec.name} rests, as {event.why}")
+            self._leaving = asyncio.get_running_loop().create_task(leaving, name="plan without a draft")
+
+    async def _leave_draft(self, reason: str) -> None:
+        while self._task is not None:
+            await asyncio.wait([self._task])
+        await self._begin(self._plan_because(reason), "plan without a draft")
+
     def observe_loads(self, loads: TellLoads) -> None:
         """Devices were sampled: judge the rounds that ran meanwhile, and plan again where other programs take another
         share of a device than was planned with, for long."""
@@ -277,7 +292,7 @@ class PlanKeeper:
     async def close(self) -> None:
         if self._later is not None:
             self._later.cancel()
-        for task in (self._task, self._marking):
+        for task in (self._task, self._marking, self._leaving):
             if task is not None:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -358,7 +373,7 @@ class PlanKeeper:
 
     async def _make(self, first: PlanProposal, loads: Mapping[str, DeviceLoad], making: Planner) -> StartPlan:
         known = (dict(self._corrections), self._running.targets, dict(self._health), loads)
-        return await asyncio.to_thread(making.again, first, *known)
+        return await asyncio.to_thread(making.again, self._obstacles.leave_drafts(first), *known)
 
     async def _plan_because(self, changed: str) -> None:
         """Make the plan by what is known now. What the running one reaches is predicted by that, too."""

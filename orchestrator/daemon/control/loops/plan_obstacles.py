@@ -1,4 +1,5 @@
-"""Which runtimes of which devices a plan does without: those that a host lacks, or that refused a worker."""
+"""What a plan does without: runtimes of devices that a host lacks, or that refused a worker, and drafts that help
+nobody."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import replace
 
 from device_profiles.device_names import is_same_device
 from orchestrator.config.model_keys import THIS_NODE
-from orchestrator.daemon.control.actions import TellLacking, TellRefused
+from orchestrator.daemon.control.actions import TellLacking, TellRefused, TellUseless
 from orchestrator.daemon.control.rollout.replica_diff import leave_name
 from orchestrator.planning.lacking import Lacks, leave_lacking
 from orchestrator.planning.proposal import PlanProposal
@@ -19,11 +20,13 @@ Place = tuple[str, str]
 
 
 class PlanObstacles:
-    """Both say why, by device and runtime. `refused` are those of workers that this plan, or its next move, started."""
+    """The first two say why, by device and runtime. `refused` are those of workers that this plan, or its next move,
+    started. `useless`: why draft models help nobody, by their names in the plan."""
 
     def __init__(self) -> None:
         self.lacking: dict[Place, str] = {}
         self.refused: dict[Place, str] = {}
+        self.useless: dict[str, str] = {}
         self._refused_specs: list[WorkerSpec] = []
 
     def note_lacking(self, first: PlanProposal, event: TellLacking) -> bool:
@@ -38,6 +41,27 @@ class PlanObstacles:
             return False
         self._refused_specs.append(spec)
         return self._note(first, event, self.refused)
+
+    def note_useless(self, plan: Plan, drafts: Sequence[Sequence[WorkerSpec]], event: TellUseless) -> bool:
+        """A draft worker helps no replica; it counts where it is one of those that the plan runs beside its replicas.
+        Returns whether that is news."""
+        models = {
+            replica.draft.drafter
+            for replica, beside in zip(plan.replicas, drafts, strict=False)
+            if replica.draft is not None and event.spec in beside
+        }
+        news = models - self.useless.keys()
+        self.useless |= dict.fromkeys(news, event.why)
+        return bool(news)
+
+    def leave_drafts(self, first: PlanProposal) -> PlanProposal:
+        """Return what to plan from without draft models that help nobody, and say so in what is assumed."""
+        candidates = first.request.drafts
+        left = tuple(draft for draft in candidates if draft.model.name not in self.useless or draft.placed)
+        if len(left) == len(candidates):
+            return first
+        notes = [f"{model} drafts nothing: {why}" for model, why in self.useless.items()]
+        return replace(first, request=replace(first.request, drafts=left), assumed=(*first.assumed, *notes))
 
     def _note(self, first: PlanProposal, event: TellLacking | TellRefused, known: dict[Place, str]) -> bool:
         """Note the places of an event. Of a target in layer shards nobody knows which runtime it is."""

@@ -90,6 +90,7 @@ def _fold_said(state: State, replica: Replica, event: Event, now_s: float) -> li
     replica.state.observe_event(event)
     match event:
         case Gauges():
+            state.drafts.observe_gauges(replica.name, event, now_s)
             return [TellGauges(replica.name, before, event)]
         case Progress():
             return [Notify(event)]

@@ -116,16 +116,19 @@ class ConnectionThread:
         self._made: Connection | None = None
         self._thread: threading.Thread | None = None
 
-    def aim(self, connect: Connect) -> None:
-        """Make links by this from now on."""
+    def aim(self, connect: Connect | None) -> None:
+        """Make links by this from now on; None: make none, and forget one that was not taken."""
         with self._changed:
             if self._closed:
                 return
-            self._connect, self._wanted, self._pause_s = connect, True, 0.0
-            if self._thread is None:
+            self._connect, self._wanted, self._pause_s = connect, connect is not None, 0.0
+            unwanted, self._made = (self._made, None) if connect is None else (None, self._made)
+            if self._thread is None and connect is not None:
                 self._thread = threading.Thread(target=self._run, name=f"connect {self._name}", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+        if unwanted is not None:
+            unwanted.link.close()
 
     def again(self, pause_s: float = 0.0) -> None:
         """The link was lost: connect to the same endpoint once more, after a pause."""
@@ -166,14 +169,18 @@ class ConnectionThread:
                 self._hand_over(connect, made)
 
     def _next_connect(self) -> Connect | None:
-        with self._changed:
-            while not (self._wanted or self._closed):
-                self._changed.wait()
-            pause_s, self._pause_s = self._pause_s, 0.0
-            connect = self._connect
-        if connect is not None and pause_s:
-            self._pause(connect, pause_s)
-        return None if self._closed else self._connect
+        while True:
+            with self._changed:
+                while not (self._wanted or self._closed):
+                    self._changed.wait()
+                pause_s, self._pause_s = self._pause_s, 0.0
+                connect = self._connect
+            if connect is not None and pause_s:
+                self._pause(connect, pause_s)
+            if self._closed:
+                return None
+            if (latest := self._connect) is not None:  # else it was to make none while it paused
+                return latest
 
     def _pause(self, connect: Connect, seconds: float) -> None:
         """Wait so long, unless another endpoint is named meanwhile."""

@@ -30,6 +30,7 @@ from policies.speculation.cascade import estimate_accepted_tokens
 from policies.speculation.draft_wait import RESTS_AFTER, DraftWait
 
 _MOST_MESSAGES = 1024  # that are read at once: a drafter that says more than it is heard keeps up nobody
+_RESTING = "resting"
 _MOST_SURE = 255  # of a byte (drafting.protocol)
 # Of the time that a round waits, the other side may draft: the rest is the way back. ADR 0017. Not tuned: the link's
 # round trip is taken off besides (ADR 0079).
@@ -127,6 +128,14 @@ class RemoteDrafter:
     def attach(self, endpoint: Any) -> None:
         """Draft by the process at this endpoint, one that `greet` takes, from now on. Thread-safe."""
         self._connector.aim(partial(self._greet, endpoint))
+        if self._state == _RESTING:
+            self._state, self._reason = "starting", "it is not connected yet"
+
+    def let_rest(self, reason: str) -> None:
+        """Draft nothing until the next `attach`, and connect to nothing."""
+        self._connector.aim(None)
+        self._close_link()
+        self._state, self._reason = _RESTING, reason
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         sequence = self._sequences[key] = RemoteSequence(key, list(tokens), sampling)
@@ -405,6 +414,14 @@ class RemoteDrafter:
 
     def _drop(self, state: Literal["lost", "hung", "garbage"], reason: str) -> None:
         """Go on without the link; one that was merely lost is made again."""
+        self._close_link()
+        self._report(DraftLink(self.name, state, reason))
+        if state == "lost":
+            self._connector.again()
+        elif self._limits.retry_s is not None:
+            self._connector.again(self._limits.retry_s if state == "garbage" else 0.0)
+
+    def _close_link(self) -> None:
         if self._link is not None:
             self._counts.bytes_before = self._counts.bytes_with(self._link)
             self._link.close()
@@ -412,15 +429,10 @@ class RemoteDrafter:
         self._pending = None
         self._beside = WorkBeside()
         self._updates = []
-        self._report(DraftLink(self.name, state, reason))
-        if state == "lost":
-            self._connector.again()
-        elif self._limits.retry_s is not None:
-            self._connector.again(self._limits.retry_s if state == "garbage" else 0.0)
 
     def _report(self, link: DraftLink) -> None:
         if link.state != "connected":  # it is "ok" when the loop takes the link
-            if (link.state, link.reason) == (self._state, self._reason):
+            if self._state == _RESTING or (link.state, link.reason) == (self._state, self._reason):
                 return  # it tries on, and nothing has changed
             self._state, self._reason = link.state, link.reason
         self._tell(link)

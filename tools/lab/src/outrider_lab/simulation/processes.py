@@ -231,6 +231,9 @@ class Processes:
                 pass
 
     def _attach(self, target: SimulatedTarget, command: AttachDraft) -> None:
+        if command.endpoint is None:
+            target.follow_draft(None)
+            return
         process = self._running.get(int(command.endpoint.addresses[0].partition(":")[2]))
         draft = process.draft if process is not None else None
         if process is None or draft is None or process.host in self.away:

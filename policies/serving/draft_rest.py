@@ -1,0 +1,70 @@
+"""When a draft worker that helps none of its replicas is let rest, so that its device and memory are free.
+
+A replica's worker measures what its drafts bring, and leaves alone those that bring less than they take. The draft
+worker keeps its place all the time for that. So it rests once no replica that decodes with it was helped for
+REST_AFTER_S: each left it alone, or accepted none of its tokens. It is tried again after REST_S, as texts and loads
+change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+REST_AFTER_S = 30.0
+"""So long nobody was helped before a draft worker rests. ADR 0121: the device is to be free within 60 s, and replicas
+need 5 to 20 s to find out that drafts do not pay."""
+REST_S = 600.0
+"""So long it rests before it is tried again. ADR 0121: a load and 30 s of trial are then a tenth of it at most."""
+# Of replicas that decoded meanwhile: without rounds nothing is known. ADR 0121. Not tuned.
+_ENOUGH_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class DraftUse:
+    """What a replica says of a draft so far: why it leaves it alone ("": it does not), how often it `asked` it, how
+    many of its tokens it `accepted`, and how many `rounds` it ran."""
+
+    left_alone: str = ""
+    asked: int = 0
+    accepted: int = 0
+    rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RestTrend:
+    """Since when nobody was helped (None: nobody says anything), with the rounds and accepted tokens of all until
+    then."""
+
+    since_s: float | None = None
+    rounds: int = 0
+    accepted: int = 0
+
+    @property
+    def due_s(self) -> float:
+        """When its worker may rest: from then on each round is a reason to look."""
+        return inf if self.since_s is None else self.since_s + REST_AFTER_S
+
+
+@dataclass(frozen=True, slots=True)
+class RestChange:
+    """What follows from a look. `why`: the worker is to rest, for this ("": it is not)."""
+
+    trend: RestTrend
+    why: str = ""
+
+
+def follow_use(trend: RestTrend, uses: Sequence[DraftUse], now_s: float) -> RestChange:
+    """Return what follows from what the replicas say that a draft worker drafts for."""
+    if not any(use.asked or use.left_alone for use in uses):
+        return RestChange(RestTrend())
+    rounds, accepted = sum(use.rounds for use in uses), sum(use.accepted for use in uses)
+    counts_anew = rounds < trend.rounds or accepted < trend.accepted
+    helped = accepted > trend.accepted and any(use.asked and not use.left_alone for use in uses)
+    if trend.since_s is None or counts_anew or helped:
+        return RestChange(RestTrend(now_s, rounds, accepted))
+    if now_s < trend.due_s or rounds - trend.rounds < _ENOUGH_ROUNDS:
+        return RestChange(trend)
+    why = next((use.left_alone for use in uses if use.left_alone), "none of its tokens was accepted")
+    return RestChange(RestTrend(), f"it helped no replica for {REST_AFTER_S:g} s: {why}")
