@@ -19,6 +19,8 @@ REST_S = 600.0
 """So long it rests before it is tried again. ADR 0121: a load and 30 s of trial are then a tenth of it at most."""
 # Of replicas that decoded meanwhile: without rounds nothing is known. ADR 0121. Not tuned.
 _ENOUGH_ROUNDS = 50
+# Of which none brought a token. ADR 0121. Not tuned.
+_ENOUGH_ASKS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,14 @@ class DraftUse:
 
 @dataclass(frozen=True, slots=True)
 class RestTrend:
-    """Since when nobody was helped (None: nobody says anything), with the rounds and accepted tokens of all until
-    then."""
+    """Since when nobody was helped (None: nobody says anything), and the counts of all replicas then. `left_alone`:
+    all of them leave it alone since then."""
 
     since_s: float | None = None
-    rounds: int = 0
+    left_alone: bool = False
+    asked: int = 0
     accepted: int = 0
+    rounds: int = 0
 
     @property
     def due_s(self) -> float:
@@ -56,15 +60,26 @@ class RestChange:
 
 
 def follow_use(trend: RestTrend, uses: Sequence[DraftUse], now_s: float) -> RestChange:
-    """Return what follows from what the replicas say that a draft worker drafts for."""
-    if not any(use.asked or use.left_alone for use in uses):
+    """Return what follows from what the replicas say that a draft worker drafts for. Those that neither asked it nor
+    leave it alone say nothing: they had no requests that may be drafted for."""
+    known = [use for use in uses if use.asked or use.left_alone]
+    if not known:
         return RestChange(RestTrend())
-    rounds, accepted = sum(use.rounds for use in uses), sum(use.accepted for use in uses)
-    counts_anew = rounds < trend.rounds or accepted < trend.accepted
-    helped = accepted > trend.accepted and any(use.asked and not use.left_alone for use in uses)
-    if trend.since_s is None or counts_anew or helped:
-        return RestChange(RestTrend(now_s, rounds, accepted))
-    if now_s < trend.due_s or rounds - trend.rounds < _ENOUGH_ROUNDS:
+    now = RestTrend(
+        now_s,
+        all(use.left_alone for use in known),
+        sum(use.asked for use in known),
+        sum(use.accepted for use in known),
+        sum(use.rounds for use in known),
+    )
+    counts_anew = now.rounds < trend.rounds or now.accepted < trend.accepted or now.asked < trend.asked
+    helped = now.accepted > trend.accepted and not now.left_alone
+    if trend.since_s is None or counts_anew or helped or now.left_alone is not trend.left_alone:
+        return RestChange(now)
+    enough = now.rounds - trend.rounds >= _ENOUGH_ROUNDS
+    if not now.left_alone:
+        enough = now.asked - trend.asked >= _ENOUGH_ASKS
+    if now_s < trend.due_s or not enough:
         return RestChange(trend)
-    why = next((use.left_alone for use in uses if use.left_alone), "none of its tokens was accepted")
+    why = known[0].left_alone or "none of its tokens was accepted"
     return RestChange(RestTrend(), f"it helped no replica for {REST_AFTER_S:g} s: {why}")

@@ -75,6 +75,24 @@ def test_a_draft_worker_of_one_replica_runs_on_its_host(tmp_path: Path) -> None:
     ]
 
 
+def test_an_item_that_names_a_draft_with_workers_shares_these(tmp_path: Path) -> None:
+    other = f"{DRAFT[:-1]}, overlap: never}}"
+    items = ("{max_running: 2}", f"{{drafts: [{DRAFT}, {other}, {DRAFT}], max_running: 3}}", "{drafts: []}")
+    common = f"[{{method: suffix}}, {DRAFT[:-1]}, workers: {{min: 1}}}}]"
+    config, _ = parse_config(write(*items, drafts=common), tmp_path / "cluster.yaml")
+    beside = replica_draft_specs(engine_options(config, tmp_path), config)
+    assert [[spec.name for spec in specs] for specs in beside] == [
+        ["model"],
+        ["model", "replica-1-model-2", "replica-1-model-3"],
+        [],
+    ]
+    assert beside[0][0] is beside[1][0]
+    assert beside[0][0].options["slots"] == 3 * 16, "all may be its own"
+    assert beside[1][1].options["slots"] == 3
+    drafters = [worker.options["drafters"] for worker in worker_specs(engine_options(config, tmp_path), config)]
+    assert [drafter["name"] for drafter in drafters[1]] == ["model", "replica-1-model-2", "replica-1-model-3"]
+
+
 def test_drafts_of_one_item_alone_make_no_other_bits(tmp_path: Path) -> None:
     config = load(write("{}", "{drafts: []}", model="  alike: true\n"), tmp_path)
     assert not config.model.unlike
@@ -102,7 +120,7 @@ def test_drafts_of_one_item_alone_make_no_other_bits(tmp_path: Path) -> None:
         ("{drafts: [{method: suffix, max_match: 99}]}", "", r"\.drafts\[0\]\.max_match: must be 1 to 32, not 99"),
         ("{drafts: [{method: suffix, store: disk}]}", "", r"\.drafts\[0\]\.store: a replica has no store of its own"),
         (f"{{drafts: [{DRAFT[:-1]}, device: auto}}]}}", "", r"drafts\[0\]\.device: no plan chooses for one replica's"),
-        (f"{{drafts: [{DRAFT[:-1]}, workers: {{min: 2}}}}]}}", "", r"drafts\[0\]\.workers: one replica has one worker"),
+        (f"{{drafts: [{DRAFT[:-1]}, workers: {{min: 2}}}}]}}", "", r"drafts\[0\]\.workers: is a key of `drafts`"),
         ("{drafts: [{method: index, path: no.drafts}]}", "", r"\.drafts\[0\]\.path: .* is no file"),
         ("{drafts: []}", "  device: auto\n", r":6: model\.replicas\[0\]\.drafts: the plan chooses how replicas"),
         (

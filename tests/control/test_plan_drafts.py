@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-
 from dataclasses import replace
 
 from orchestrator.daemon.control.actions import TellUseless
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.loops.planner_port import DriftPolicy
 from orchestrator.protocol.contract import WorkerSpec
-from tests.control.test_plan_keeper import Clock, Making, Workers, name_workers, rounds, sample_for, until
+from tests.control.test_plan_keeper import Clock, Making, Workers, name_workers, sample_for, until
 from tests.policies.test_running import plan
 
 

@@ -49,6 +49,15 @@ def test_a_draft_of_which_no_token_is_ever_right_rests_whatever_the_policy_says(
     trend = follow_use(RestTrend(), [DraftUse(asked=1)], 0.0).trend
     why = follow_use(trend, [DraftUse(asked=200, rounds=200)], REST_AFTER_S).why
     assert why.endswith("none of its tokens was accepted")
+    assert not follow_use(trend, [DraftUse(asked=1, rounds=200)], REST_AFTER_S).why, "no request may be drafted for"
+
+
+def test_only_the_time_counts_for_which_all_left_it_alone():
+    trend = follow_use(RestTrend(), [DraftUse(asked=9, rounds=9)], 0.0).trend
+    change = follow_use(trend, [DraftUse("no gain", 9, 0, 500)], 29.0)
+    assert change.trend.since_s == 29.0
+    assert not follow_use(change.trend, [DraftUse("no gain", 9, 0, 900)], 40.0).why
+    assert follow_use(change.trend, [DraftUse("no gain", 9, 0, 900)], 59.0).why
 
 
 def test_without_rounds_and_before_anybody_asked_nothing_is_known():
