@@ -12,8 +12,7 @@ What a request costs on a pair, in ms:
                      behind the request's time
     prefix_affinity  the prefill of those prompt tokens that are not in its cache
     tpot             output tokens times the predicted time per output token without drafts
-    draft            what the draft saves of that, for requests of this category (policies.serving.draft_gains): below
-                     0
+    draft            what the draft saves of that: below 0
 
 Their sum, each with its weight, is the price; the lowest is taken. So a long answer goes where drafts are fast, and a
 short one where it begins soonest. How many draft tokens a round has is the worker's own decision.
@@ -29,7 +28,6 @@ from operator import mul
 from typing import Final
 
 from policies.serving.device_load import ALONE, Stretch, weigh_shortage
-from policies.serving.draft_gains import UNKNOWN_GAIN, CategoryGain
 
 FULL = 0.8
 """A KV cache filled less than this has room for what its sequences will still say. ADR 0027. Not tuned."""
@@ -65,8 +63,8 @@ class ReplicaState:
     of this request's prompt. `tpot_ms`: predicted without drafts, with this request in it and the device to itself;
     `prefill_ms_per_token`: measured. `risk`: why it may be lost ("": it is healthy). `serving` is False while it
     drains, loads, or is lost, and `why_not` says which. `draft`: what proposes tokens there ("": nothing works), which
-    saves `draft_saves_ms` of a token's time, by what requests like this one show (`gain`). `stretch`: what else its
-    device does. `free_share`: of the device's memory. `others`: so many of its requests are of clients that are not ours."""
+    saves `draft_saves_ms` of a token's time. `stretch`: what else its device does. `free_share`: of the device's
+    memory. `others`: so many of its requests are of clients that are not ours."""
 
     name: str
     running: int
@@ -85,7 +83,6 @@ class ReplicaState:
     stretch: Stretch = ALONE
     free_share: float = 1.0
     others: int = 0
-    gain: CategoryGain = UNKNOWN_GAIN
 
 
 @dataclass(slots=True)
@@ -314,13 +311,7 @@ def _describe_deadline(costs: Costs, stretch: float, request: RoutedRequest) -> 
 def _describe_draft(replica: ReplicaState, request: RoutedRequest) -> str:
     if not request.drafts:
         return "it asks for none"
-    if not replica.draft:
-        return "no draft works here"
-    text = f"{replica.draft} saves {replica.draft_saves_ms:.1f} ms a token"
-    gain = replica.gain
-    if gain is UNKNOWN_GAIN:
-        return text
-    return f"{text}; {gain.requests:.0f} requests like it count, a step has {gain.factor:.2f} times the usual tokens"
+    return f"{replica.draft} saves {replica.draft_saves_ms:.1f} ms a token" if replica.draft else "no draft works here"
 
 
 def _explain_loser(other: RatedReplica, best: RatedReplica) -> RatedReplica:

@@ -41,6 +41,7 @@ class Adaptive:
         self._decision = DepthDecision([], [])
         self._asks = 0
         self._last: RoundContext | None = None
+        self._draftable: RoundContext | None = None  # the last one in which somebody might be drafted for
 
     @property
     def cost(self) -> CostModel:
@@ -48,7 +49,7 @@ class Adaptive:
 
     @property
     def rest(self) -> Rest:
-        return find_rest(self.state, self._last) if self._last is not None else Rest.NONE
+        return find_rest(self.state, self._draftable) if self._draftable is not None else Rest.NONE
 
     def begin(self, key: str, most: int, *, sure: bool = False) -> None:
         self.state = start_request(self.state, key, most, sure=sure)
@@ -80,6 +81,8 @@ class Adaptive:
             self.state, now, done.proposals, decision, done.verdicts, times=done.times, tokens_made=done.tokens
         )
         self._last = now
+        if any(place.max_draft_tokens for place in now.places):
+            self._draftable = now
 
     def decide_pause(self) -> int:
         return decide_pause(self.state, self._last) if self._last is not None else 0

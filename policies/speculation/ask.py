@@ -65,9 +65,7 @@ def is_unprofitable(state: SpeculationState, now: RoundContext) -> bool:
 
 
 def find_rest(state: SpeculationState, now: RoundContext) -> Rest:
-    """Return who is left alone in rounds like `now`, the last one: nobody where no request may be drafted for."""
-    if not any(place.max_draft_tokens for place in now.places):
-        return Rest.NONE
+    """Return who is left alone in rounds like `now`, the last one."""
     if state.cost.seen < KNOWN_ROUNDS or any(place.fixed and place.max_draft_tokens for place in now.places):
         return Rest.NONE
     if is_unprofitable(state, now):

@@ -120,7 +120,7 @@ def fill(state: State, replica: Replica, streams: int) -> None:
 def pace(tpot_ms: float, draft_ms: float = 0.0) -> PairPaces:
     """What a replica shows that took so long for a token, and with its draft so much less."""
     paces = PairPaces()
-    for sequences in (1, 2, 4) * 4:
+    for sequences in (1, 2, 4) * 12:
         plain_ms = tpot_ms * (1.0 + 0.1 * sequences)
         paces = paces.observe(SeenRound(sequences, sequences, 2 * sequences, 0, plain_ms))
         if draft_ms:

@@ -133,8 +133,6 @@ def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float)
     actions: list[Action] = []
     delivered, changed = 0, state.streams.changed_groups
     for delta in done.deltas:
-        if delta.finish and delta.stats is not None and (ending := state.streams.find_sent(delta.request_id)):
-            state.router.observe_end(ending, replica, delta.stats)
         delivery = state.streams.deliver(delta, now_s)
         if delivery is not None:
             actions.append(delivery)

@@ -15,10 +15,8 @@ from orchestrator.daemon.control.routing.abilities import list_unable, needs_abi
 from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.state import FAILED
 from orchestrator.daemon.control.streams.streams import Stream, Streams
-from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import ServerLoad
 from policies.serving.device_load import ALONE
-from policies.serving.draft_gains import UNKNOWN_GAIN, predict_saved_ms
 from policies.serving.failover.health import Health
 from policies.serving.failover.standby import NO_RULES, FailoverRules
 from policies.serving.replica_load import SharedPaces, reckon_tpot_ms
@@ -221,11 +219,6 @@ class Exclusions:
         return bars
 
 
-def find_category(submit: Submit, prefix: Sequence[int]) -> str:
-    """Return what tells a request's category: its tag, else how its prompt begins (the keys of its blocks)."""
-    return submit.user or (str(prefix[0]) if prefix else "")
-
-
 def has_hope(replica: Replica) -> bool:
     """Return whether a replica serves, or may soon: it has not failed, nor is each of its workers lost."""
     return replica.state.phase != FAILED and not (replica.state.ready is None and replica.state.spent)
@@ -278,12 +271,10 @@ def choose_route(
             own_ms = standing.own_ms
         else:
             own_ms = standing.find_own_ms(pace.plain, sequences)
-        stretch, free_share, gain = ALONE, 1.0, UNKNOWN_GAIN
+        stretch, free_share = ALONE, 1.0
         group = paces.find_group(standing.alike)
         tpot_ms = reckon_tpot_ms(own_ms, paces.share_tpot_ms(group, standing.expected_pace, sequences), sequences)
         saved_ms = paces.predict_saved_ms(group, pace, draft, tpot_ms, sequences) if draft else 0.0
-        if draft and (gain := around.gains.find(stream.category, (standing.alike, draft))) is not UNKNOWN_GAIN:
-            saved_ms = predict_saved_ms(tpot_ms, saved_ms, gain.factor)
         if around.loads.knows:
             stretch, free_share = around.loads.find_share(replica.device, replica.spec.cores)
             saved_ms = saved_ms / around.stretch_drafts(replica.name) if saved_ms else 0.0
@@ -306,7 +297,6 @@ def choose_route(
                 stretch,
                 free_share,
                 others,
-                gain,
             )
         )
     return route(states, _request(stream, streams, around, now_s), around.weights)

@@ -12,13 +12,7 @@ from orchestrator.daemon.control.replicas.fleet import Fleet
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
 from orchestrator.daemon.control.routing.abilities import needs_ability, refuse_unable
 from orchestrator.daemon.control.routing.affinity import block_keys
-from orchestrator.daemon.control.routing.route_choice import (
-    TRIAL_PATIENCE_S,
-    Exclusions,
-    choose_route,
-    find_category,
-    has_hope,
-)
+from orchestrator.daemon.control.routing.route_choice import TRIAL_PATIENCE_S, Exclusions, choose_route, has_hope
 from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.streams.kv_moves import KvMoves
 from orchestrator.daemon.control.streams.overrides import ActiveOverrides, bounds_of, resolve_overrides
@@ -26,7 +20,6 @@ from orchestrator.daemon.control.streams.request_history import RouteBook, Route
 from orchestrator.daemon.control.streams.streams import Sender, Stream, Streams
 from orchestrator.errors import RequestError, build_gone_group_error, build_replaced_error
 from orchestrator.protocol.commands import Cancel, Submit
-from orchestrator.protocol.rounds import RequestStats
 from policies.serving.failover.standby import FailoverRules
 from policies.serving.fair_order import hold_back
 from policies.serving.overrides import EffectiveBound, OperatorBounds
@@ -362,17 +355,7 @@ class Router:
 
     def _prefix(self, stream: Stream) -> list[int]:
         """Return the keys of the prompt's blocks; none where there is nothing to choose."""
-        if len(self._replicas.serving) < 2:
-            return []
-        prefix = block_keys(stream.submit.prompt)
-        stream.category = find_category(stream.submit, prefix)
-        return prefix
-
-    def observe_end(self, stream: Stream, replica: Replica, stats: RequestStats) -> None:
-        """A replica ended a stream: learn what its drafts brought requests of this category."""
-        if replica.draft and stream.submit.depth != 0 and stream.category:
-            pair = (replica.standing.alike, replica.draft)
-            self._around.gains.observe(stream.category, pair, stats.generated, stats.steps)
+        return block_keys(stream.submit.prompt) if len(self._replicas.serving) > 1 else []
 
 
 def fits(stream: Stream, replica: Replica) -> bool:

@@ -8,7 +8,6 @@ from typing import Final
 
 from orchestrator.daemon.control.routing.loads import SMOOTHING, LoadBoard
 from orchestrator.protocol.contract import WorkerSpec
-from policies.serving.draft_gains import DraftGains
 from policies.serving.routing import EVEN_WEIGHTS, RoutingWeights
 
 # ADR 0057: a request that waits moves only where it saves that share. Not tuned; `routing.hysteresis` sets it.
@@ -31,7 +30,7 @@ USUAL_ROUTING: Final = RoutingRules()
 class Surroundings:
     """`list_drafts`: the draft workers that serve a replica. `hysteresis`: a request that waits moves only where it
     saves a larger share of its price. `request_timeout_s` and `ttft_ms`: what every request is to keep (0: no
-    bound). `gains`: what drafts bring requests of each category."""
+    bound)."""
 
     loads: LoadBoard = field(default_factory=LoadBoard)
     weights: RoutingWeights = EVEN_WEIGHTS
@@ -39,7 +38,6 @@ class Surroundings:
     request_timeout_s: float = 0.0
     ttft_ms: float = 0.0
     list_drafts: Callable[[str], Sequence[WorkerSpec]] = lambda replica: ()
-    gains: DraftGains = field(default_factory=DraftGains)
 
     def take_figures(self, other: Surroundings) -> None:
         """Take the weights and bounds of others; what is known of devices stays."""

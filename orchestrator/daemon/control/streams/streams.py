@@ -71,7 +71,6 @@ class Stream:
     has heard of `reported_bound`.
     It was the `number`-th that came, at `opened_s`, by the clock, waited here for `held_ms` until it was first sent,
     and had its first token at `first_s`. `bound_to`: where an operator sends it, `left`: from where; "": none does.
-    `category`: of its text, as far as routing knows it ("": there was nothing to choose).
     """
 
     submit: Submit
@@ -98,7 +97,6 @@ class Stream:
     interrupted: Interruption | None = None
     bound_to: str = ""
     left: str = ""
-    category: str = ""
     _digest: str = ""
 
     @property

@@ -59,7 +59,7 @@ def sum_up(one: SimulatedSequence, now_s: float) -> RequestStats:
     """Return what its worker says of a sequence now."""
     first_s = one.first_s if one.first_s >= 0.0 else now_s
     return RequestStats(
-        *(one.known, one.base + one.left, max(0, one.end - one.zero), 0, 0),
+        *(one.known, one.base + one.left, 0, 0, 0),
         queue_ms=(one.started_s - one.queued_s) * MS_PER_S,
         prefill_ms=(first_s - one.started_s) * MS_PER_S,
         reused=one.reused,

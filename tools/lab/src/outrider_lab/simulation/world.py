@@ -313,7 +313,7 @@ def build_submit(key: str, traced: TracedRequest) -> Submit:
     shared = min(traced.prefix_tokens, traced.prompt_tokens) if traced.prefix else 0
     own = [int(key[1:])] * (traced.prompt_tokens - shared)
     prompt = [crc32(traced.prefix.encode()), *[1] * (shared - 1), *own] if shared else own
-    return Submit(key, prompt, max(_WARM_REQUEST_TOKENS, traced.output_tokens), user=traced.category)
+    return Submit(key, prompt, max(_WARM_REQUEST_TOKENS, traced.output_tokens))
 
 
 class _CourseNumbers:
