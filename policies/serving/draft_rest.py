@@ -25,11 +25,11 @@ _ENOUGH_ASKS = 20
 
 @dataclass(frozen=True, slots=True)
 class DraftUse:
-    """What a replica says of a draft so far: why it leaves it alone ("": it does not), how often it `asked` it, how
+    """What a replica says of a draft so far: why it leaves it alone ("": it does not), how often it `asks` it, how
     many of its tokens it `accepted`, and how many `rounds` it ran."""
 
     left_alone: str = ""
-    asked: int = 0
+    asks: int = 0
     accepted: int = 0
     rounds: int = 0
 
@@ -41,7 +41,7 @@ class RestTrend:
 
     since_s: float | None = None
     left_alone: bool = False
-    asked: int = 0
+    asks: int = 0
     accepted: int = 0
     rounds: int = 0
 
@@ -62,23 +62,23 @@ class RestChange:
 def follow_use(trend: RestTrend, uses: Sequence[DraftUse], now_s: float) -> RestChange:
     """Return what follows from what the replicas say that a draft worker drafts for. Those that neither asked it nor
     leave it alone say nothing: they had no requests that may be drafted for."""
-    known = [use for use in uses if use.asked or use.left_alone]
+    known = [use for use in uses if use.asks or use.left_alone]
     if not known:
         return RestChange(RestTrend())
     now = RestTrend(
         now_s,
         all(use.left_alone for use in known),
-        sum(use.asked for use in known),
+        sum(use.asks for use in known),
         sum(use.accepted for use in known),
         sum(use.rounds for use in known),
     )
-    counts_anew = now.rounds < trend.rounds or now.accepted < trend.accepted or now.asked < trend.asked
+    counts_anew = now.rounds < trend.rounds or now.accepted < trend.accepted or now.asks < trend.asks
     helped = now.accepted > trend.accepted and not now.left_alone
     if trend.since_s is None or counts_anew or helped or now.left_alone is not trend.left_alone:
         return RestChange(now)
     enough = now.rounds - trend.rounds >= _ENOUGH_ROUNDS
     if not now.left_alone:
-        enough = now.asked - trend.asked >= _ENOUGH_ASKS
+        enough = now.asks - trend.asks >= _ENOUGH_ASKS
     if now_s < trend.due_s or not enough:
         return RestChange(trend)
     why = known[0].left_alone or "none of its tokens was accepted"

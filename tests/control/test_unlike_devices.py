@@ -110,29 +110,24 @@ def test_a_lone_request_tries_a_draft_of_which_nothing_is_known_and_the_next_goe
     run_rounds(state, 0, 20.0)
     assert send(state, "first") == "r001"
     step(state, StreamClosed("first"), 3.0)
-    run_rounds(state, 1, 44.0, count=30, made=made, waits_ms=4.0)
+    run_rounds(state, 1, 44.0, made=made, waits_ms=4.0)
     assert send(state, "next") == then
 
 
-@given(MS, MS, st.integers(0, 60), st.floats(1.0, 4.0))
+@given(MS, st.integers(0, 60), st.floats(1.0, 4.0))
 @settings(deadline=None)
-def test_a_pair_that_was_hardly_tried_is_taken_for_the_fastest_and_one_that_was_for_what_it_showed(
-    fast_ms: float, slow_ms: float, rounds: int, made: float
+def test_a_draft_that_was_hardly_tried_is_taken_for_a_good_one_and_one_that_was_for_what_it_showed(
+    round_ms: float, rounds: int, made: float
 ) -> None:
     paces, drafted = SharedPaces(), PairPaces()
-    plain = PairPaces().observe(SeenRound(1, 1.0, 2.0, 0.0, fast_ms))
     for _ in range(rounds):
-        drafted = drafted.observe(SeenRound(1, made, 5.0, 3.0, slow_ms, 0.0, DRAFT))
-    paces.set_paces(0, plain, ("fast",))
-    paces.set_paces(1, drafted, ("slow",))
-    saved_ms = paces.predict_saved_ms(paces.find_group(("slow",)), drafted, DRAFT, slow_ms, 1)
-    assert 0.0 <= saved_ms <= slow_ms
-    known_ms = min([fast_ms, *([slow_ms / made] if rounds else [])])
-    if rounds < 20:
-        assert slow_ms - saved_ms <= max(0.9 * known_ms, 0.9 * slow_ms) + 1e-6
-        assert slow_ms - saved_ms <= known_ms + 1e-6
-    elif rounds >= 30:
-        assert slow_ms - saved_ms == pytest.approx(slow_ms / made)
+        drafted = drafted.observe(SeenRound(1, made, 5.0, 3.0, round_ms, 0.0, DRAFT))
+    paces.set_paces(0, drafted, ("gpu",))
+    saved_ms = paces.predict_saved_ms(paces.find_group(("gpu",)), drafted, DRAFT, round_ms, 1)
+    if rounds < 15:
+        assert 0.5 * round_ms < saved_ms < round_ms, "whatever the first rounds show"
+    elif rounds > 20:
+        assert round_ms - saved_ms == pytest.approx(round_ms / made)
 
 
 @given(st.lists(st.floats(1.0, 4.0), min_size=2, max_size=6), st.integers(1, 300))

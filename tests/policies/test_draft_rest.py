@@ -17,7 +17,7 @@ def test_one_rests_only_where_nobody_was_helped_for_long_enough_and_rounds_were_
     helped_s, rounds_then = 0.0, 0
     for passed_s, left_alone, rounds, accepted in steps:
         now_s += passed_s
-        use = DraftUse("it does not pay" * left_alone, use.asked + 1, use.accepted + accepted, use.rounds + rounds)
+        use = DraftUse("it does not pay" * left_alone, use.asks + 1, use.accepted + accepted, use.rounds + rounds)
         if accepted and not left_alone:
             helped_s, rounds_then = now_s, use.rounds
         change = follow_use(trend, [use], now_s)
@@ -46,14 +46,14 @@ def test_it_rests_where_all_that_used_it_leave_it_alone_and_stays_where_one_is_h
 
 
 def test_a_draft_of_which_no_token_is_ever_right_rests_whatever_the_policy_says():
-    trend = follow_use(RestTrend(), [DraftUse(asked=1)], 0.0).trend
-    why = follow_use(trend, [DraftUse(asked=200, rounds=200)], REST_AFTER_S).why
+    trend = follow_use(RestTrend(), [DraftUse(asks=1)], 0.0).trend
+    why = follow_use(trend, [DraftUse(asks=200, rounds=200)], REST_AFTER_S).why
     assert why.endswith("none of its tokens was accepted")
-    assert not follow_use(trend, [DraftUse(asked=1, rounds=200)], REST_AFTER_S).why, "no request may be drafted for"
+    assert not follow_use(trend, [DraftUse(asks=1, rounds=200)], REST_AFTER_S).why, "no request may be drafted for"
 
 
 def test_only_the_time_counts_for_which_all_left_it_alone():
-    trend = follow_use(RestTrend(), [DraftUse(asked=9, rounds=9)], 0.0).trend
+    trend = follow_use(RestTrend(), [DraftUse(asks=9, rounds=9)], 0.0).trend
     change = follow_use(trend, [DraftUse("no gain", 9, 0, 500)], 29.0)
     assert change.trend.since_s == 29.0
     assert not follow_use(change.trend, [DraftUse("no gain", 9, 0, 900)], 40.0).why

@@ -70,7 +70,7 @@ class DraftWorker:
         """Note what a replica says of it; returns whether there may be something to do."""
         before = self.uses.get(replica)
         self.uses[replica] = use
-        changed = before is None or before.left_alone != use.left_alone or not (before.asked or not use.asked)
+        changed = before is None or before.left_alone != use.left_alone or not (before.asks or not use.asks)
         return changed or now_s >= self._trend.due_s
 
     def find_why_useless(self, connected: Sequence[str], now_s: float) -> str:

@@ -128,8 +128,8 @@ class DraftWorkers:
             worker = self._find_assigned(drafter.name, replica)
             if worker is not None and worker.serving:
                 left_alone = drafter.rests or (drafter.reason if drafter.state == "refused" else "")
-                asked = drafter.remote.asks if drafter.remote is not None else 0
-                use = DraftUse(left_alone, asked, drafter.accepted, gauges.rounds)
+                asks = drafter.remote.asks if drafter.remote is not None else 0
+                use = DraftUse(left_alone, asks, drafter.accepted, gauges.rounds)
                 self._changed |= worker.note_use(replica, use, now_s)
 
     def find_life(self, worker: int) -> WorkerLife | None:
@@ -282,8 +282,7 @@ class DraftWorkers:
         why = worker.find_why_useless(self._shares.list_targets(worker), now_s)
         if not why:
             return []
-        told = self._shares.let_rest(worker, why)
-        return [*told, *worker.let_rest(why, now_s), TellUseless(worker.life.spec, why)]
+        return [*self._shares.let_rest(worker, why), *worker.let_rest(why, now_s), TellUseless(worker.life.spec, why)]
 
     def _list_pool(self, name: str) -> list[DraftWorker]:
         return [worker for worker in self._named.get(name, {}).values() if not worker.leaves]

@@ -183,6 +183,7 @@ class SimulatedTarget:
         for sequence in self._running:
             if sequence.sent_id == sent_id:
                 self._running.remove(sequence)
+                self._filling = [(filled, rows) for filled, rows in self._filling if filled is not sequence]
                 self._company = 0
                 self._end_early()
                 return
