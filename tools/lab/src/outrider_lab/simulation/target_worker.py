@@ -182,8 +182,7 @@ class SimulatedTarget:
                 return
         for sequence in self._running:
             if sequence.sent_id == sent_id:
-                self._running.remove(sequence)
-                self._filling = [(filled, rows) for filled, rows in self._filling if filled is not sequence]
+                self._take_out(sequence)
                 self._company = 0
                 self._end_early()
                 return
@@ -298,8 +297,10 @@ class SimulatedTarget:
             if ends:
                 kept.remove(one)
         self._running = kept
-        if deltas:
-            self._world.tell(self.number, self._report(deltas))
+        report = self._report(deltas) if deltas else None
+        self._filling = ()  # taken in; a worker that stands still may end its step once more
+        if report is not None:
+            self._world.tell(self.number, report)
         if now_s - self._gauged_s >= _GAUGES_EVERY_S or (not kept and not self._waiting):
             self.say_gauges()
 
@@ -480,13 +481,18 @@ class SimulatedTarget:
     def _send_back(self, one: SimulatedSequence) -> None:
         """Let a sequence give way: its tokens are kept, its cache is computed again."""
         done = self._count_tokens(one) if not one.unread else one.base
-        self._running.remove(one)
+        self._take_out(one)
         one.known += done - one.base
         one.left -= done - one.base
         one.base = done
         one.unread, one.reused, one.end = one.known, 0, 0
         self._preempted += 1
         self._waiting.appendleft(one)
+
+    def _take_out(self, one: SimulatedSequence) -> None:
+        """Let a sequence have no share of the step under way."""
+        self._running.remove(one)
+        self._filling = [(filled, rows) for filled, rows in self._filling if filled is not one]
 
     def _count_tokens(self, one: SimulatedSequence) -> int:
         """Return how many tokens of output a sequence that decodes has."""
