@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import inf
 
 REST_AFTER_S = 30.0
-"""So long nobody was helped before a draft worker rests. ADR 0121: the device is to be free within 60 s, and replicas
-need 5 to 20 s to find out that drafts do not pay."""
+"""So long nobody was helped before a draft worker rests. ADR 0121: the device is to be free within 60 s, and half
+of that is left for replicas to find out that drafts do not pay. Not tuned."""
 REST_S = 600.0
 """So long it rests before it is tried again. ADR 0121: a load and 30 s of trial are then a tenth of it at most."""
 # Of replicas that decoded meanwhile: without rounds nothing is known. ADR 0121. Not tuned.
