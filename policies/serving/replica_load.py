@@ -340,11 +340,11 @@ class SharedPaces:
     def predict_saved_ms(self, group: PaceGroup, own: PairPaces, draft: str, plain_ms: float, sequences: int) -> float:
         """Return what a draft saves of a token that takes `plain_ms` without it. Where no replica of the group has
         drafted, it is the share that it saves all. Where hardly any has, it is as much as a good draft saves, so that a
-        lone request tries it. See replica_load.reckon_saved_ms."""
+        lone request tries it, and for more than one nothing. See replica_load.reckon_saved_ms."""
         together = group.find_drafted(draft)
         if together is None or not together.find_sum().weight:
             group, together = self._every, self._every.find_drafted(draft)
         if together is None or together.find_sum().weight < _TRIED:
-            return _HOPED * plain_ms
+            return _HOPED * plain_ms if sequences == 1 else 0.0
         shared_ms, drafted_ms = group.plain.tpot_ms(sequences), together.tpot_ms(sequences)
         return reckon_saved_ms(own.drafted.get(draft), together.find_sum(), plain_ms, shared_ms, drafted_ms)

@@ -10,17 +10,19 @@ from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.events import WorkerSaid
 from orchestrator.daemon.control.routing.route_choice import count_shared
 from orchestrator.daemon.control.step import step
+from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import Gauges, ServerLoad
 from policies.serving.narrowing import PRICED_ALL
 from tests.api.support import READY
-from tests.control.test_unlike_devices import build_fleet, device, run_rounds, send
+from tests.control.test_unlike_devices import DRAFT, build_fleet, device, run_rounds, send
 
 COUNTS = st.integers(0, 40)
 
 
 def tell_load(state: State, worker: int, load: ServerLoad) -> None:
     blocks = READY.kv.blocks
-    step(state, WorkerSaid(worker, Gauges(0, 0, blocks, blocks, 0, 0, 0, 0, server=load)), 1.0)
+    drafters = [DrafterState(DRAFT, "model", "ok")]
+    step(state, WorkerSaid(worker, Gauges(0, 0, blocks, blocks, 0, 0, 0, 0, drafters=drafters, server=load)), 1.0)
 
 
 @pytest.mark.parametrize("more", [0, PRICED_ALL])

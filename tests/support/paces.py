@@ -17,7 +17,7 @@ def predict_saved_ms(own: PairPaces, alike: Sequence[PairPaces], draft: str, seq
     plain_ms = predict_tpot_ms(own.plain, plain, sequences)
     shared_ms = add_paces(plain).tpot_ms(sequences)
     if drafted.weight < _TRIED:
-        return 0.6 * plain_ms
+        return 0.6 * plain_ms if sequences == 1 else 0.0
     return reckon_saved_ms(own.drafted.get(draft), drafted, plain_ms, shared_ms, drafted.tpot_ms(sequences))
 
 
