@@ -69,7 +69,7 @@ class Adaptive:
         if not self.cost.known:
             return DraftLimits(limits, least, cheap_only)
         row_ms = self.cost.estimate_added_ms(now.base_rows, 1, len(now.places), now.context_tokens)[0]
-        return DraftLimits(limits, least, cheap_only, base_ms(self.state, now), row_ms)
+        return DraftLimits(limits, least, cheap_only, base_ms(self.state, now), row_ms, max(1.0, self.state.gain))
 
     def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
         self._decision = decide_depths(self.state, now, proposals)

@@ -1,9 +1,10 @@
 """How long a round may wait for drafts that another process makes.
 
-A wait is worth what `policies/speculation/gate` says of it: w ms while w + a r < a T, where each of the a accepted
-tokens is a row of r ms more to verify. A drafter that is slower than
-that is asked all the same, and not waited for. An answer that comes late may still fit behind the target's choices in
-the meantime.
+A wait is worth what `policies/speculation/gate` says of it: w ms while w + a r < a t, where each of the a accepted
+tokens is a row of r ms more to verify. Decoding makes a token in t ms meanwhile: in T / g, where a round without drafts
+takes T ms and rounds with them make g times as many tokens. So a wait that costs more tokens than it brings
+is none (Dinkelbach 1967). A drafter that is slower than that is asked all the same, and not waited for. An answer that
+comes late may still fit behind the target's choices in the meantime.
 
 How far a draft worker runs ahead of a target that is behind a link.
 
@@ -63,13 +64,13 @@ def observe_accepted_tokens(pace: DraftWait, accepted: int) -> DraftWait:
     return replace(pace, accepted=update_mean(pace.accepted, accepted, _NEWEST))
 
 
-def gain_ms(pace: DraftWait, round_ms: float, row_ms: float, served: float) -> float:
+def gain_ms(pace: DraftWait, token_ms: float, row_ms: float, served: float) -> float:
     """Return what waiting for an answer is worth where `served` tokens of a round are expected to be right without."""
-    return worth_ms(max(0.0, pace.accepted - served), max(0.0, round_ms - row_ms))
+    return worth_ms(max(0.0, pace.accepted - served), max(0.0, token_ms - row_ms))
 
 
-def patience_ms(pace: DraftWait, round_ms: float, row_ms: float, bound_ms: float) -> float:
-    """Return how long to wait for the answer to this request, at most `bound_ms`. `round_ms`: what a round takes
-    without drafts (0: not known), `row_ms`: what a row more adds to it."""
-    wait_ms = min(bound_ms, worth_ms(pace.accepted, max(0.0, round_ms - row_ms))) if round_ms else bound_ms
+def patience_ms(pace: DraftWait, token_ms: float, row_ms: float, bound_ms: float) -> float:
+    """Return how long to wait for the answer to this request, at most `bound_ms`. `token_ms`: in how long decoding
+    makes a token (0: not known), `row_ms`: what a row more adds to a round."""
+    wait_ms = min(bound_ms, worth_ms(pace.accepted, max(0.0, token_ms - row_ms))) if token_ms else bound_ms
     return wait_ms if pace.answer_ms <= wait_ms or RETRY.is_due(pace.asks) else 0.0

@@ -12,13 +12,15 @@ from policies.speculation.cost_model import CostModel
 class DraftLimits(NamedTuple):
     """How many tokens the drafter is to propose for each place. `least`: the chance, all before included, below which
     a drafter to which tokens cost time may stop. `cheap_only`: such drafters are left alone, fixed depths excepted.
-    `round_ms`: what this round takes without drafts, `row_ms`: what one row of a draft adds to it. 0: not known."""
+    `round_ms`: what this round takes without drafts, `row_ms`: what one row of a draft adds to it. 0: not known.
+    `gain`: so many tokens rounds make, where plain decoding makes one."""
 
     limits: list[int]
     least: float = 0.0
     cheap_only: bool = False
     round_ms: float = 0.0
     row_ms: float = 0.0
+    gain: float = 1.0
 
 
 class RoundOutcome(NamedTuple):

@@ -145,6 +145,7 @@ class Ask:
     one token more adds to a round, behind the first `free`, which add nothing. `promised`: how many accepted tokens can
     be expected of a cheaper drafter's draft, which is there already. `last_ms`: what the target's part of the last
     round took (0: it had prompts in it, or there was none). `cheap_only`: drafters that take time leave it alone.
+    `gain`: so many tokens rounds of late make, where plain decoding makes one: what time is worth.
     """
 
     key: str
@@ -157,6 +158,12 @@ class Ask:
     last_ms: float = 0.0
     cheap_only: bool = False
     fixed: bool = True
+    gain: float = 1.0
+
+    @property
+    def token_ms(self) -> float:
+        """Return in how many ms the target makes a token of one sequence (0: not known)."""
+        return (self.round_ms or self.last_ms) / self.gain
 
 
 @dataclass(frozen=True, slots=True)

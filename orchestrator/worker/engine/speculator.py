@@ -255,6 +255,7 @@ class Speculator:
                 last_ms=self._last_ms,
                 cheap_only=limits.cheap_only and not place.fixed,
                 fixed=place.fixed,
+                gain=limits.gain,
             )
             for place, limit in zip(context.places, limits.limits, strict=True)
             if limit > 0

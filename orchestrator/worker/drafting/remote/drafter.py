@@ -253,13 +253,13 @@ class RemoteDrafter:
             return
         self._pace = draft_wait.count_draft_request(self._pace)
         round_ms = asks[0].round_ms or asks[0].last_ms  # the last round is a guess, until more is known
-        row_ms = asks[0].row_ms
+        token_ms, row_ms = asks[0].token_ms, asks[0].row_ms
         sequences = [self._sequences[ask.key] for ask in asks]
         reading = not all(sequence.met for sequence in sequences)
         drafted = all(sequence.rest(1).tokens for sequence in sequences)
         wait_ms = 0.0
         if not (reading or drafted):
-            wait_ms = draft_wait.patience_ms(self._pace, round_ms, row_ms, self._limits.max_wait_ms)
+            wait_ms = draft_wait.patience_ms(self._pace, token_ms, row_ms, self._limits.max_wait_ms)
         self._lead = draft_wait.count_lead_tokens(self._round_trip.best_ms, round_ms, self._pace.accepted)
         if wait_ms == 0.0 and not (reading or self._apart):
             link.send(
@@ -271,13 +271,13 @@ class RemoteDrafter:
         sent = tuple((sequence, len(sequence.tokens), ask.limit) for sequence, ask in zip(sequences, asks, strict=True))
         waits_until_s = now_s + wait_ms / MS_PER_S
         self._pending = _PendingRequest(self._number, now_s, waits_until_s, sent, not reading, wait_ms)
-        price_ms = round_ms if wait_ms else 0.0
+        price_ms = token_ms if wait_ms else 0.0
         within_ms = max(0.0, (_IN_TIME * wait_ms or round_ms) - self._round_trip.best_ms)
         link.send(wire.DraftRequest(self._number, updates, asks, within_ms, price_ms, now_s, self._lead))
-        self._wait(link, self._pending, round_ms, row_ms)
+        self._wait(link, self._pending, token_ms, row_ms)
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 
-    def _wait(self, link: DraftChannel, request: _PendingRequest, round_ms: float, row_ms: float) -> None:
+    def _wait(self, link: DraftChannel, request: _PendingRequest, token_ms: float, row_ms: float) -> None:
         """Wait for an answer as long as its round does; not on for what is left to gain where lines that were under way
         serve the round. Raises LinkLost, ProtocolError."""
         self._waits = request.wait_ms > 0.0
@@ -288,7 +288,7 @@ class RemoteDrafter:
                 rests = [sequence.rest(limit) for sequence, _, limit in request.asks]
                 served = [estimate_accepted_tokens(rest.confidences) for rest in rests]
                 if min(served, default=0.0) > 0.0:
-                    left_ms = draft_wait.gain_ms(self._pace, round_ms, row_ms, sum(served) / len(served))
+                    left_ms = draft_wait.gain_ms(self._pace, token_ms, row_ms, sum(served) / len(served))
                     if passed_ms + left_ms < self._pace.answer_ms:
                         break
                 if passed_ms >= request.wait_ms:
