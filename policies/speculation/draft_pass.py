@@ -6,11 +6,12 @@ others are read in one pass of `READ_EVERY`. What is drafted ahead joins such a 
 use: a row more makes the pass longer for whoever waits.
 
 A branch is drafted for one outcome of a verification. Its row makes a pass longer for all lines in it, so it is taken
-from the chance on with which it brings more than they lose.
+from the chance on with which it brings more than they lose: the next tokens of lines are needed with their chances.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,15 +23,16 @@ READ_EVERY = 8
 LIKELY = 0.3
 MOST_BRANCHES = 32
 """Of all sequences of a target, and in a pass. ADR 0076: a fixed number with a fixed least chance lost either way, so
-the price decides and this only bounds."""
+the price decides and this only bounds. Those that no pass has room for have their turn in the next."""
 # A branch that is less likely to be needed is not drafted, whatever it costs. ADR 0076: it takes time from nobody. As a
-# bound for all, 0.04 left a fast drafter idle, and 0.005 made passes too long.
-_LEAST_CHANCE = 0.003
+# bound for all, 0.04 left a fast drafter idle, and 0.005 made passes too long. ADR 0123: most outcomes that nobody
+# foresaw were thought to have 0.002.
+_LEAST_CHANCE = 0.001
 # Until passes of several rows were seen. ADR 0090: a second row took 5 % of a step on one processor, 29 % on another.
 _FIRST_ROW_SHARE = 0.1
-# That a token further of a line is needed: what a branch takes time from. ADR 0076: a branch is worth half of its row's
-# share.
-_LINE_CHANCE = 0.5
+# Of a token of a line that is needed, what a missing branch costs: its round waits for the first two tokens of another
+# draft. ADR 0076: worth half of its row's share. Not tuned apart.
+_MISS = 0.5
 # By so much of itself branches make a pass longer at most: who asks meanwhile waits for its end. ADR 0076. Not tuned.
 _LONGER = 0.5
 # Weight of the newest pass in the mean time, and in how far passes are off it. Not tuned.
@@ -52,29 +54,55 @@ class WantedRow:
 def choose_rows(rows: Sequence[WantedRow], unread_passes: int, row_share: float = 0.0) -> list[int]:
     """Return the numbers of the rows that the next pass takes, in order. `unread_passes`: how many passes left texts
     unread. `row_share`: see PassTimes."""
-    urgent = any(row.urgent and not row.reading for row in rows)
+    lines, branches = _choose_lines(rows, unread_passes), _choose_branches(rows, unread_passes, row_share)
+    return sorted([*lines, *branches[: count_branches(row_share)]])
+
+
+def price_new_branch(rows: Sequence[WantedRow], unread_passes: int, row_share: float = 0.0) -> float:
+    """Return the chance from which on a branch that is not begun yet would be in the next pass, of which all the rest
+    is wanted."""
+    most, branches = count_branches(row_share), _choose_branches(rows, unread_passes, row_share)
+    if len(branches) < most:
+        return _price_branches(rows, unread_passes, row_share)
+    return rows[branches[most - 1]].chance if most else math.inf
+
+
+def _choose_lines(rows: Sequence[WantedRow], unread_passes: int) -> list[int]:
+    urgent = _is_urgent(rows)
     reads = not urgent or unread_passes >= READ_EVERY - 1
     least = LIKELY if urgent else 0.0
-    lines = [
+    return [
         number
         for number, row in enumerate(rows)
         if not row.branch and (reads or not row.reading) and (row.urgent or row.reading or row.chance >= least)
     ]
-    price = max(least, price_branch(row_share, len(lines)))
+
+
+def _choose_branches(rows: Sequence[WantedRow], unread_passes: int, row_share: float) -> list[int]:
+    """Return the branches that are worth their row, the likeliest first."""
+    price = _price_branches(rows, unread_passes, row_share)
     branches = [number for number, row in enumerate(rows) if row.branch and row.chance >= price]
-    best = sorted(branches, key=lambda number: -rows[number].chance)[: count_branches(row_share)]
-    return sorted([*lines, *best])
+    return sorted(branches, key=lambda number: -rows[number].chance)
 
 
-def count_branches(row_share: float, sequences: int = 1) -> int:
-    """Return how many branches each of so many sequences may have."""
-    return min(MOST_BRANCHES, int(_LONGER / max(row_share, _LONGER / MOST_BRANCHES))) // max(1, sequences)
+def _price_branches(rows: Sequence[WantedRow], unread_passes: int, row_share: float) -> float:
+    needed = sum(rows[number].chance for number in _choose_lines(rows, unread_passes))
+    return max(LIKELY if _is_urgent(rows) else 0.0, price_branch(row_share, needed))
 
 
-def price_branch(row_share: float, lines: int) -> float:
-    """Return the chance from which on a branch is worth a row. It makes a pass longer by `row_share` of it, in which
-    so many `lines` grow; where these are as long as they are wanted (0), it takes time from nobody."""
-    return max(_LEAST_CHANCE, _LINE_CHANCE * row_share * lines)
+def _is_urgent(rows: Sequence[WantedRow]) -> bool:
+    return any(row.urgent and not row.reading for row in rows)
+
+
+def count_branches(row_share: float) -> int:
+    """Return how many branches a pass takes at most."""
+    return min(MOST_BRANCHES, int(_LONGER / max(row_share, _LONGER / MOST_BRANCHES)))
+
+
+def price_branch(row_share: float, needed: float) -> float:
+    """Return the chance from which on a branch is worth a row. It makes a pass longer by `row_share` of it, of whose
+    tokens for lines so many are `needed`, as their chances say; where no line grows (0), it takes time from nobody."""
+    return max(_LEAST_CHANCE, _MISS * row_share * needed)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from orchestrator.worker.draft_server.lookahead import Branch, LookaheadSequence
 from orchestrator.worker.drafting.port import NOTHING, Ask, BranchingDrafter, Draft, Drafter
 from orchestrator.worker.drafting.protocol import Begin, End, Extend, Update
 from policies.running_mean import update_mean
-from policies.speculation.draft_pass import PassTimes, WantedRow, choose_rows, count_branches, price_branch
+from policies.speculation.draft_pass import MOST_BRANCHES, PassTimes, WantedRow, choose_rows, price_new_branch
 
 # ADR 0056: once a second. Not tuned: who decides waits for three of them.
 EVERY_S = 1.0
@@ -254,7 +254,9 @@ class SharedDrafter:
         wanted = [line for session in self._sessions for line in self._list_lines(session)]
         row_share = self._times.row_share
         for session in self._sessions:
-            self._branch_out(session, row_share, len(wanted))
+            branches = _list_branches(session)
+            rows = [row for _, _, row in (*wanted, *branches)]
+            self._branch_out(session, price_new_branch(rows, self._unread_passes, row_share))
         wanted += [line for session in self._sessions for line in _list_branches(session)]
         chosen = choose_rows([row for _, _, row in wanted], self._unread_passes, row_share)
         if not chosen:
@@ -271,13 +273,14 @@ class SharedDrafter:
         self._grow([sequence for _, sequence, _ in taken], len(sessions))
         return True
 
-    def _branch_out(self, session: DraftSession, row_share: float, lines: int) -> None:
-        """Begin branches for the likeliest outcomes of what the target verifies now. So many `lines` are to grow."""
+    def _branch_out(self, session: DraftSession, least: float) -> None:
+        """Begin branches for the likeliest outcomes of what the target verifies now, its own token alone among them.
+        `least`: see price_new_branch."""
         if self._branching is None or not session.runs_ahead:
             return
-        most, least = count_branches(row_share, len(session.sequences)), price_branch(row_share, lines)
-        for sequence in session.sequences.values() if most else ():
-            if not sequence.sent + session.lead or len(sequence.branches) >= most:
+        most = MOST_BRANCHES // max(1, len(session.sequences))
+        for sequence in session.sequences.values():
+            if len(sequence.branches) >= most:
                 continue
             outcomes = self._branching.list_outcomes(sequence.key)
             for outcome in sequence.choose_outcomes(outcomes, most, least, session.lead):
