@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
 
 import msgspec
 
@@ -32,7 +33,7 @@ from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Dra
 from policies.running_mean import update_mean
 from policies.sampling import NotFinite, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
-from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
+from policies.speculation.calibration import Calibration, chance, observe_draft_outcome, observe_token_outcome
 from policies.speculation.cascade import MEASURED_ROWS, StepTimes
 from policies.speculation.gate import token_price
 
@@ -81,6 +82,8 @@ class ModelDrafter:
         self._proposed: dict[str, Proposal] = {}
         # Greedy, coupled and drawn tokens are accepted at different rates.
         self._calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
+        # What the target chooses where it rejects a draft's token.
+        self._rival_calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
         self._guard = DraftGate(self._reading_ms)
         self._step_ms = 0.0
 
@@ -129,10 +132,12 @@ class ModelDrafter:
         if known is None or made is None:
             return []
         outcomes, reached = [], 1.0
-        calibration = self._calibrations[known.sampling.rule]
+        rule = known.sampling.rule
+        calibration, of_rivals = self._calibrations[rule], self._rival_calibrations[rule]
         for index, (rivals, probability) in enumerate(zip(made.rivals, made.probabilities, strict=False)):
             right = chance(calibration, probability)
-            outcomes += [Outcome(index, rival.token, reached * (1.0 - right) * rival.share) for rival in rivals]
+            wrong = reached * (1.0 - right)
+            outcomes += [Outcome(index, rival.token, wrong * chance(of_rivals, rival.share)) for rival in rivals]
             reached *= right
         return outcomes
 
@@ -384,6 +389,14 @@ class ModelDrafter:
         learned = observe_draft_outcome(self._calibrations[rule], before.tokens, before.probabilities, committed)
         self._calibrations[rule] = learned
         right = count_common_prefix(before.tokens, committed)
+        if right < min(len(committed), len(before.rivals)):
+            self._rival_calibrations[rule] = reduce(
+                lambda calibration, rival: observe_token_outcome(
+                    calibration, rival.share, rival.token == committed[right]
+                ),
+                before.rivals[right],
+                self._rival_calibrations[rule],
+            )
         self._guard.observe_accepted(rule, min(right, len(committed) - 1))  # one token is the target's own
         if right == len(committed) < len(before.tokens):
             self._proposed[key] = before.behind(right)
