@@ -149,6 +149,35 @@ def test_the_likeliest_outcomes_are_drafted_for_and_answered_without_a_pass() ->
     assert len(drafter._cache._free) == 40
 
 
+def test_a_round_without_drafts_is_foreseen_too() -> None:
+    shared = SharedDrafter(branching(slots=40), Clock(step_s=0.001))
+    alone = Alone(shared, session := shared.join(runs_ahead=True))
+    shared.update(session, Begin("a", list(PROMPT), Sampling()))
+    for _ in range(10):
+        alone.verify()
+        (sequence,) = session.sequences.values()
+        likeliest = max(sequence.branches, key=lambda branch: branch.outcome.chance)
+        assert {branch.outcome.accepted for branch in sequence.branches} == {0}, "nobody was sent a draft"
+        shared.update(session, Extend("a", [likeliest.outcome.token]))
+        assert sequence.ahead == likeliest.line.ahead != ()
+
+
+def test_the_chances_of_rivals_are_those_that_they_had() -> None:
+    drafter = branching()
+    drafter.begin("a", PROMPT, Sampling())
+
+    def list_chances() -> list[tuple[float, int]]:
+        drafter.propose([Ask("a", 1)])
+        return [(outcome.chance, outcome.token) for outcome in drafter.list_outcomes("a")]
+
+    (first, _), _, (third, _) = list_chances()
+    assert first > third, "the model's own word"
+    for _ in range(40):
+        drafter.extend("a", [list_chances()[2][1]])
+    (first, _), _, (third, _) = list_chances()
+    assert first < third
+
+
 def test_a_target_that_shares_the_cores_is_not_drafted_for_ahead() -> None:
     shared = SharedDrafter(branching(), SystemClock())
     alone = Alone(shared, session := shared.join(runs_ahead=False))

@@ -15,6 +15,7 @@ from policies.speculation.draft_pass import (
     choose_rows,
     count_branches,
     price_branch,
+    price_new_branch,
 )
 
 ROWS = st.lists(st.builds(WantedRow, st.booleans(), st.booleans(), st.floats(0.0, 1.0)), max_size=12)
@@ -62,15 +63,24 @@ def test_branches_change_nothing_for_lines_and_are_taken_where_they_are_worth_it
     assert lines == choose_rows(rows, 0, row_share)
     taken = [chances[number - len(rows)] for number in chosen[len(lines) :]]
     assert len(taken) <= count_branches(row_share) <= MOST_BRANCHES
-    assert all(chance >= price_branch(row_share, len(lines)) for chance in taken)
+    assert all(chance >= price_branch(row_share, sum(rows[number].chance for number in lines)) for chance in taken)
     left = sorted(chances, reverse=True)[len(taken) :]
     assert not taken or not left or min(taken) >= left[0], "the likeliest are taken"
     assert row_share * len(taken) <= 0.5 + 1e-9, "a pass gets no longer than by half"
 
 
-@given(st.floats(0.0, 1.0), st.integers(0, 20))
-def test_a_branch_costs_more_the_more_lines_it_holds_up(row_share, lines):
-    assert 0.0 < price_branch(row_share, lines) <= price_branch(row_share, lines + 1)
+@given(ROWS, st.lists(st.floats(0.0, 1.0), max_size=50), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_a_branch_is_begun_where_the_next_pass_has_a_row_for_it(rows, chances, row_share, chance):
+    rows = [*rows, *(WantedRow(urgent=False, reading=False, chance=own, branch=True) for own in chances)]
+    least = price_new_branch(rows, 0, row_share)
+    begun = WantedRow(urgent=False, reading=False, chance=chance, branch=True)
+    chosen = choose_rows([begun, *rows], 0, row_share)  # the first of equals
+    assert (0 in chosen) == (chance >= least)
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 20.0), st.floats(0.0, 1.0))
+def test_a_branch_costs_more_the_likelier_the_lines_that_it_holds_up_are_needed(row_share, needed, more):
+    assert 0.0 < price_branch(row_share, needed) <= price_branch(row_share, needed + more)
 
 
 def test_what_a_row_takes_is_learned_from_passes_of_few_and_of_many():
@@ -79,8 +89,3 @@ def test_what_a_row_takes_is_learned_from_passes_of_few_and_of_many():
         times.observe(1, 0.010)
         times.observe(16, 0.025)
     assert times.row_share == pytest.approx(0.1)
-
-
-@given(st.integers(0, 100), st.floats(0.0, 1.0))
-def test_all_branches_of_a_target_fit_in_a_pass(sequences, row_share):
-    assert sequences * count_branches(row_share, sequences) <= count_branches(row_share)

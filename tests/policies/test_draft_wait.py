@@ -18,13 +18,12 @@ milliseconds = st.floats(0.01, 10_000.0)
 
 
 @given(st.floats(0.0, 20.0), milliseconds, milliseconds, st.floats(0.0, 2.0), st.integers(0, 1000), st.floats(0.0, 1e4))
-def test_it_waits_no_longer_than_bound_and_worth(accepted, round_ms, answer_ms, row_share, asks, bound_ms):
-    row_ms = row_share * round_ms
-    waited = patience_ms(DraftWait(accepted, answer_ms, asks), round_ms, row_ms, bound_ms)
+def test_it_waits_no_longer_than_bound_and_worth(accepted, token_ms, answer_ms, row_share, asks, bound_ms):
+    row_ms = row_share * token_ms
+    waited = patience_ms(DraftWait(accepted, answer_ms, asks), token_ms, row_ms, bound_ms)
     assert 0.0 <= waited <= bound_ms
-    # 1 + a tokens in T + w and the time of a rows are no slower than 1 in T, or nothing is waited for
-    took_ms = round_ms + waited + accepted * row_ms
-    assert waited == 0.0 or took_ms / (1.0 + accepted) <= round_ms * (1.0 + 1e-9)
+    # a tokens are no fewer than decoding makes in the wait and the time of a rows, or nothing is waited for
+    assert waited == 0.0 or (waited + accepted * row_ms) / token_ms <= accepted * (1.0 + 1e-9)
 
 
 @given(st.floats(0.1, 20.0), milliseconds)
