@@ -250,10 +250,11 @@ def cut_layers(counts: Sequence[int], layers: int, model: str) -> list[LayerRang
 class ShardResult:
     """What a range of layers gives, valid until its next forward: behind the last layer `output` is logits, as
     ForwardResult has them; else hidden states, float32, shape (all tokens of the batch in order, hidden size).
-    `device_ms`: the runtime's own time."""
+    `device_ms`: the runtime's own time. `stays`: the next forward leaves `output` as it is."""
 
     output: NDArray[np.float32]
     device_ms: float
+    stays: bool = False
 
 
 class CountedShard(KvCalls, Protocol):

@@ -132,7 +132,10 @@ class _Started:
     def result(self) -> ForwardResult:
         """Where a stage's device is lost, the model is."""
         try:
-            results = [pending.result() for pending in self.results]
+            # What fails in one stage fails in all behind it. To wait for each would wake this thread once for each, and
+            # have it contend with the threads of stages.
+            last = self.results[-1].result()
+            results = [*(pending.result() for pending in self.results[:-1]), last]
         except DeviceLost as error:
             if not (isinstance(error, OutOfMemory) and error.can_go_on):
                 self.model.close()

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from adapters.contract import (
     AdapterError,
@@ -60,7 +61,7 @@ class Stage(PooledSlots):
                 self._refuse_broken()
                 result = self.shard.forward_layers(batch, hidden)
                 # The shard's next forward may overwrite it while this one is still read.
-                done.set_result(ShardResult(result.output.copy(), result.device_ms))
+                done.set_result(result if result.stays else replace(result, output=result.output.copy()))
             except AdapterError as error:
                 done.set_exception(error)
             except Exception as error:  # a runtime raises what it likes

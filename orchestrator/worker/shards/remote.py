@@ -90,7 +90,7 @@ class RemoteShard:
         computed, rows = self._caller.ask_with_rows(call, hidden, wire.Computed, _COMPUTED_S, self._number)
         if rows is None:
             rows = np.empty((0, self.spec.outputs), np.float32)
-        return ShardResult(rows, computed.device_ms)
+        return ShardResult(rows, computed.device_ms, stays=True)
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         return self._caller.ask(wire.Attach(slot, list(tokens)), wire.Attached, _COMPUTED_S, self._number).positions
