@@ -19,7 +19,14 @@ from orchestrator.worker.draft_server.lookahead import Branch, LookaheadSequence
 from orchestrator.worker.drafting.port import NOTHING, Ask, BranchingDrafter, Draft, Drafter
 from orchestrator.worker.drafting.protocol import Begin, End, Extend, Update
 from policies.running_mean import update_mean
-from policies.speculation.draft_pass import MOST_BRANCHES, PassTimes, WantedRow, choose_rows, price_new_branch
+from policies.speculation.draft_pass import (
+    MOST_BRANCHES,
+    PassTimes,
+    WantedRow,
+    choose_rows,
+    count_branches,
+    price_new_branch,
+)
 
 # ADR 0056: once a second. Not tuned: who decides waits for three of them.
 EVERY_S = 1.0
@@ -256,7 +263,8 @@ class SharedDrafter:
         for session in self._sessions:
             branches = _list_branches(session)
             rows = [row for _, _, row in (*wanted, *branches)]
-            self._branch_out(session, price_new_branch(rows, self._unread_passes, row_share))
+            least = price_new_branch(rows, self._unread_passes, row_share)
+            self._branch_out(session, least, count_branches(row_share))
         wanted += [line for session in self._sessions for line in _list_branches(session)]
         chosen = choose_rows([row for _, _, row in wanted], self._unread_passes, row_share)
         if not chosen:
@@ -273,17 +281,18 @@ class SharedDrafter:
         self._grow([sequence for _, sequence, _ in taken], len(sessions))
         return True
 
-    def _branch_out(self, session: DraftSession, least: float) -> None:
-        """Begin branches for the likeliest outcomes of what the target verifies now, its own token alone among them.
-        `least`: see price_new_branch."""
+    def _branch_out(self, session: DraftSession, least: float, more: int) -> None:
+        """Begin branches for the likeliest outcomes of what the target verifies now, its own token alone among them: so
+        many `more` of each sequence, as the next pass has no room for others. `least`: see price_new_branch."""
         if self._branching is None or not session.runs_ahead:
             return
         most = MOST_BRANCHES // max(1, len(session.sequences))
         for sequence in session.sequences.values():
-            if len(sequence.branches) >= most:
+            bound = min(most, len(sequence.branches) + more)
+            if len(sequence.branches) >= bound:
                 continue
             outcomes = self._branching.list_outcomes(sequence.key)
-            for outcome in sequence.choose_outcomes(outcomes, most, least, session.lead):
+            for outcome in sequence.choose_outcomes(outcomes, bound, least, session.lead):
                 key = f"{sequence.key}/{sequence.committed + outcome.accepted}/{outcome.token}"
                 if self._branching.branch(sequence.key, key, outcome):
                     line = LookaheadSequence(key, reading=0, wanted=max(1, sequence.limit))
