@@ -22,6 +22,15 @@ _COLUMNS = {
     "same class": "{class}",
     "identical": "{same}",
 }
+_ROUND_COLUMNS = {
+    "target": "{target}",
+    "": "{how}",
+    "tokens a round": "{tokens:.2f}",
+    "rows": "{rows:.1f}",
+    "runtimes, ms": "{device_ms:.2f}",
+    "drafting": "{draft_ms:.2f}",
+    "beside": "{beside_ms:.2f}",
+}
 
 
 def shards(
@@ -81,6 +90,12 @@ def _print(result: dict[str, Any]) -> None:
         for row in result["rows"]
     ]
     print_rows(f"targets in layer shards, on {result['environment']['processor']}", _COLUMNS, rows)
+    rounds = [
+        {"target": row["target"], "how": how} | row[parts]
+        for row in rows
+        for how, parts in (("whole", "drafted_round_unsharded"), ("in shards", "drafted_round"))
+    ]
+    print_rows("rounds of the drafted stream", _ROUND_COLUMNS, rounds)
     print_summary(result, "bar")
 
 

@@ -15,6 +15,7 @@ import psutil
 
 from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer, load_tokenizer
+from device_profiles.units import MS_PER_S
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.errors import OutriderError, WorkerError
@@ -35,6 +36,19 @@ _LOADED_WITHIN_S = 600.0
 _DONE_WITHIN_S = 600.0
 
 
+@dataclass(frozen=True, slots=True)
+class RoundParts:
+    """Means of the rounds in which all streams decoded. `beside_ms`: what is neither the runtimes' nor drafting, so the
+    way to other processes, sampling, and the loop itself."""
+
+    rounds: int
+    tokens: float
+    rows: float
+    device_ms: float
+    draft_ms: float
+    beside_ms: float
+
+
 @dataclass(slots=True)
 class StreamRun:
     """What streams that ran together gave. `tokens`: of each; `tokens_per_s`: of all together, each behind its first
@@ -43,6 +57,7 @@ class StreamRun:
     tokens: list[list[int]]
     tokens_per_s: float
     busy: list[float]
+    parts: RoundParts
 
 
 @dataclass(slots=True)
@@ -95,7 +110,10 @@ class MeasuredTarget:
                         stream.finished = bool(delta.finish)
         timed = list(streams.values())
         rate = sum((len(one.tokens) - 1) / (one.last_s - one.first_s) for one in timed if one.last_s > one.first_s)
-        return StreamRun([one.tokens for one in timed], rate, _list_busy(rounds, timed))
+        begin_s, end_s = max(stream.first_s for stream in timed), min(stream.last_s for stream in timed)
+        inside = [report for at_s, report in rounds if begin_s < at_s <= end_s]
+        tokens = [stream.tokens for stream in timed]
+        return StreamRun(tokens, rate, _list_busy(inside, end_s - begin_s), _average_parts(inside))
 
     async def fill(self) -> None:
         """Read a prompt that fills the KV cache and score all of it, which takes the largest forwards there are."""
@@ -122,15 +140,25 @@ class MeasuredTarget:
         return found
 
 
-def _list_busy(rounds: Sequence[tuple[float, RoundReport]], streams: Sequence[_Timed]) -> list[float]:
-    """Return each stage's share of busy time from when all streams have begun to when the first one ends."""
-    begin_s, end_s = max(one.first_s for one in streams), min(one.last_s for one in streams)
-    inside = [report for at_s, report in rounds if begin_s < at_s <= end_s]
-    stages = max((len(report.stage_ms) for report in inside), default=0)
+def _list_busy(rounds: Sequence[RoundReport], took_s: float) -> list[float]:
+    """Return each stage's share of busy time of the time that rounds took."""
+    stages = max((len(report.stage_ms) for report in rounds), default=0)
     if stages < 2:
         return []
-    worked_ms = [sum(report.stage_ms[stage] for report in inside if report.stage_ms) for stage in range(stages)]
-    return [ms / 1000.0 / (end_s - begin_s) for ms in worked_ms]
+    worked_ms = [sum(report.stage_ms[stage] for report in rounds if report.stage_ms) for stage in range(stages)]
+    return [ms / MS_PER_S / took_s for ms in worked_ms]
+
+
+def _average_parts(rounds: Sequence[RoundReport]) -> RoundParts:
+    count = max(1, len(rounds))
+    return RoundParts(
+        len(rounds),
+        sum(len(delta.tokens) for report in rounds for delta in report.deltas) / count,
+        sum(report.rows for report in rounds) / count,
+        sum(report.device_ms for report in rounds) / count,
+        sum(report.draft_ms for report in rounds) / count,
+        sum(report.round_ms - report.device_ms - report.draft_ms for report in rounds) / count,
+    )
 
 
 def _read_peak_bytes(pid: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -152,6 +152,8 @@ async def _measure(
         "streams_vs_whole": sharded["greedy"].tokens_per_s / unsharded["greedy"].tokens_per_s,
         "speculative_tokens_per_s": sharded["one"].tokens_per_s,
         "speculative_vs_unsharded": sharded["one"].tokens_per_s / unsharded["one"].tokens_per_s,
+        "drafted_round_unsharded": asdict(unsharded["one"].parts),
+        "drafted_round": asdict(sharded["one"].parts),
         "memory_planned": [planned for planned, _ in memory],
         "memory_peak": [peak for _, peak in memory],
         "memory_error": max((abs(peak - planned) / planned for planned, peak in memory), default=None),
