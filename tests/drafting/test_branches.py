@@ -270,6 +270,19 @@ def test_lines_that_make_no_sense_end_the_link(wrong: DraftLines) -> None:
         until(lambda: drafter.propose([Ask("a", 2)]) and drafter.states()[0].state == "garbage")
 
 
+def test_a_token_that_is_waited_for_has_the_price_of_those_that_rounds_make_meanwhile() -> None:
+    with script_workers() as (drafter, link):
+        drafter.begin("a", [1, 2], Sampling())
+        link.send(lines(1, 2, (3, 4)))  # it has read the prompt
+        until(lambda: drafter.propose([]) or drafter._sequences["a"].met)
+        drafter.extend("a", [9])  # which nobody foresaw
+        drafter.propose([Ask("a", 2, round_ms=40.0, gain=4.0, fixed=False)])
+        turns = [turn for _ in range(4) if (turn := link.turn()) is not None and turn.asks]
+        assert [turn.round_ms for turn in turns] == [10.0]
+        assert drafter._pending is not None
+        assert drafter._pending.wait_ms == 10.0, "an accepted token a draft is hoped for at first"
+
+
 def test_an_answer_is_not_lost_among_lines() -> None:
     with script_workers() as (drafter, link):
         drafter.begin("a", [1, 2], Sampling())

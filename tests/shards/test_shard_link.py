@@ -165,9 +165,10 @@ def test_an_answer_to_another_call_is_never_taken(tmp_path: Path, answer: Answer
     server.close()
 
 
-def test_rows_cross_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [4, 96], ids=["with their message", "behind it"])
+def test_rows_cross_to_the_bit(width: int) -> None:
     rng = np.random.default_rng(3)
-    hidden = rng.normal(size=(300, 4)).astype(np.float32)
+    hidden = rng.normal(size=(300, width)).astype(np.float32)
     hidden.view(np.uint32)[0, 0] = 0x7FC00001  # a NaN of its own
     ours, theirs = (ShardLink(one) for one in socket.socketpair())
     sent = threading.Thread(target=lambda: ours.send(Answer(1, Computed(2.0)), hidden[:, ::1]))
