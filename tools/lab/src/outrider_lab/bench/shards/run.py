@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.bootstrap.clusters import build_cluster, local_cluster
 from orchestrator.protocol.contract import Cluster
-from orchestrator.worker.measuring.prompts import OWN_PROMPTS
+from orchestrator.worker.measuring.prompts import TEXTS, PromptText
 from outrider_lab.bench.cluster.hosts import BenchHosts, make_hosts
 from outrider_lab.bench.shards.measure import MeasuredTarget, StreamRun, TargetRun
 from policies.sampling import Sampling
@@ -27,7 +27,7 @@ _KV_CACHE = "64 MiB"
 _ACTIVATIONS = "fp32"
 """Of these a cut model has the whole one's bits. Which class a trial finds the faster one may be a matter of what else
 runs, and bf16 costs up to 1.5 times as much, or 1.5 times less."""
-_TURNS = 7  # of the drafted stream. Not tuned: the median of as many is hardly moved by other programs.
+_TURNS = 15  # of the drafted stream. Not tuned: the median of as many is hardly moved by other programs.
 _ROWS = 64
 
 FORMULAS = {
@@ -35,7 +35,8 @@ FORMULAS = {
     "pipeline_use": "the time of the stage, or of the stages on one core, that works the most / wall time, at most 1: "
     "ideal is a pipeline that never waits there",
     "streams_vs_whole": f"tokens/s of {STREAMS} streams without drafts, in shards / whole on as many cores as one has",
-    "speculative_vs_unsharded": "tokens/s of one stream with drafts, in shards / whole on as many cores as one has",
+    "speculative_vs_unsharded": "tokens/s of one stream with drafts, in shards / whole on as many cores as one has, "
+    "the median of turns",
     "identical": "all tokens, in shards with and without drafts, are the whole target's; where the fingerprints of the "
     "classes differ, those of the shards are compared with each other",
     "memory_error": "the largest |peak of a process of layers - what it was announced to hold| / what was announced",
@@ -133,10 +134,10 @@ async def _measure(
     shards = target.list_shards(cores, addresses)
     whole_config = _configure(target, store, {"replicas": [{"cores": [cores[0]], "threads": 1}]})
     cut_config = _configure(target, store, {"shards": shards}, address)
-    texts = OWN_PROMPTS[:STREAMS]
+    texts = [PromptText(str(number), *text) for number, text in enumerate(TEXTS[: STREAMS + _TURNS])]
     async with TargetRun(local_cluster(), whole_config) as whole, TargetRun(cluster, cut_config) as cut:
         prompts = [whole.encode(text) for text in texts]
-        unsharded, sharded = await _run_ways((whole, cut), prompts, max_tokens)
+        unsharded, sharded = await _run_ways(whole, cut, prompts, max_tokens)
         await cut.fill()
         memory = cut.read_memory()
     same_class = cut.ready.precision.class_fingerprint == whole.ready.precision.class_fingerprint
@@ -185,26 +186,29 @@ def _count_use(busy: Sequence[float], cores: Sequence[list[int] | None]) -> floa
 
 
 async def _run_ways(
-    targets: Sequence[MeasuredTarget], prompts: Sequence[list[int]], max_tokens: int
-) -> list[dict[str, StreamRun]]:
-    """Return for each target what streams gave together, without drafts and with them, and one with drafts alone:
-    the median of its turns. Targets take turns, so that other programs slow all of them."""
+    whole: MeasuredTarget, cut: MeasuredTarget, prompts: Sequence[list[int]], max_tokens: int
+) -> tuple[dict[str, StreamRun], dict[str, StreamRun]]:
+    """Return what streams gave together, without drafts and with them, and one with drafts alone: the turn whose ratio
+    of both is the median, with the tokens of all turns. Both take turns, so that other programs slow both."""
     greedy = SAMPLINGS["greedy"]
-    runs: list[dict[str, StreamRun]] = [{} for _ in targets]
-    for target in targets:
+    unsharded: dict[str, StreamRun] = {}
+    sharded: dict[str, StreamRun] = {}
+    both = ((whole, unsharded), (cut, sharded))
+    for target, _ in both:
         await target.run_streams(prompts[:1], max_tokens, greedy, drafts=True)  # what is only made once
     for name, sampling in SAMPLINGS.items():
-        for target, ways in zip(targets, runs, strict=True):
-            ways[name] = await target.run_streams(prompts, max_tokens, sampling, drafts=False)
-            ways[f"{name} drafted"] = await target.run_streams(prompts, max_tokens, sampling, drafts=True)
-    turns = [
-        [await target.run_streams(prompts[:1], 2 * max_tokens, greedy, drafts=True) for target in targets]
-        for _ in range(_TURNS)
-    ]
-    for number, ways in enumerate(runs):
-        own = sorted((turn[number] for turn in turns), key=lambda run: run.tokens_per_s)
-        ways["one"] = own[_TURNS // 2]
-    return runs
+        for target, ways in both:
+            ways[name] = await target.run_streams(prompts[:STREAMS], max_tokens, sampling, drafts=False)
+            ways[f"{name} drafted"] = await target.run_streams(prompts[:STREAMS], max_tokens, sampling, drafts=True)
+    turns = []
+    for prompt in prompts[STREAMS:]:  # nobody remembers these
+        first = await whole.run_streams([prompt], max_tokens, greedy, drafts=True)
+        turns.append((first, await cut.run_streams([prompt], max_tokens, greedy, drafts=True)))
+    turns.sort(key=lambda turn: turn[1].tokens_per_s / turn[0].tokens_per_s)
+    for number, ways in enumerate((unsharded, sharded)):
+        tokens = [turn[number].tokens[0] for turn in turns]
+        ways["one"] = replace(turns[len(turns) // 2][number], tokens=tokens)
+    return unsharded, sharded
 
 
 def _is_identical(found: dict[str, StreamRun], expected: dict[str, StreamRun]) -> bool:
