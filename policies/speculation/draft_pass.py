@@ -35,6 +35,8 @@ _FIRST_ROW_SHARE = 0.1
 _MISS = 0.5
 # By so much of itself branches make a pass longer at most: who asks meanwhile waits for its end. ADR 0076. Not tuned.
 _LONGER = 0.5
+# Passes. ADR 0123: some ten rounds of a fast draft. Not tuned.
+_RECENT = 128
 # Weight of the newest pass in the mean time, and in how far passes are off it. Not tuned.
 _NEWEST = 0.1
 
@@ -115,10 +117,14 @@ class PassTimes:
     _rows: dict[int, float] = field(default_factory=dict)
     _means_s: dict[int, float] = field(default_factory=dict)
     _off_s: dict[int, float] = field(default_factory=dict)
+    _seen: dict[int, int] = field(default_factory=dict)
+    _passes: int = 0
 
     def observe(self, rows: int, took_s: float) -> None:
         """Take in a pass. One is safe to take no longer than its kind's mean and as much as these are off it."""
         kind = rows.bit_length()
+        self._passes += 1
+        self._seen[kind] = self._passes
         mean_s, off_s = self._means_s.get(kind, took_s), self._off_s.get(kind, 0.0)
         self._off_s[kind] = update_mean(off_s, abs(took_s - mean_s), _NEWEST)
         self._rows[kind] = update_mean(self._rows.get(kind, float(rows)), rows, _NEWEST)
@@ -127,9 +133,11 @@ class PassTimes:
 
     @property
     def row_share(self) -> float:
-        """What a row more adds to a pass of the fewest rows, as a share of it, by the passes of the most."""
-        if len(self._means_s) < 2:
+        """What a row more adds to a pass of the fewest rows, as a share of it, by the passes of the most. Those of long
+        ago do not count: rows that once seemed dear, because something else ran, would never be tried again."""
+        recent = [kind for kind, seen in self._seen.items() if self._passes - seen < _RECENT]
+        if len(recent) < 2:
             return _FIRST_ROW_SHARE
-        few, many = min(self._means_s), max(self._means_s)
+        few, many = min(recent), max(recent)
         added_s = (self._means_s[many] - self._means_s[few]) / (self._rows[many] - self._rows[few])
         return max(0.0, added_s / self._means_s[few])

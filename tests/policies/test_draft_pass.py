@@ -89,3 +89,14 @@ def test_what_a_row_takes_is_learned_from_passes_of_few_and_of_many():
         times.observe(1, 0.010)
         times.observe(16, 0.025)
     assert times.row_share == pytest.approx(0.1)
+
+
+def test_rows_that_seemed_dear_once_are_tried_again():
+    times = PassTimes()
+    times.observe(16, 1.0)  # something else ran
+    for _ in range(10):
+        times.observe(1, 0.010)
+    assert count_branches(times.row_share) == 0
+    for number in range(200):
+        times.observe(1 + number % 2, 0.010)
+    assert count_branches(times.row_share) == MOST_BRANCHES
