@@ -27,12 +27,11 @@ the price decides and this only bounds. Those that no pass has room for have the
 # A branch that is less likely to be needed is not drafted, whatever it costs. ADR 0076: it takes time from nobody. As a
 # bound for all, 0.04 left a fast drafter idle, and 0.005 made passes too long. ADR 0123: most outcomes that nobody
 # foresaw were thought to have 0.002.
-_LEAST_CHANCE = 0.001
+_LEAST_CHANCE = 0.003
 # Until passes of several rows were seen. ADR 0090: a second row took 5 % of a step on one processor, 29 % on another.
 _FIRST_ROW_SHARE = 0.1
-# Of a token of a line that is needed, what a missing branch costs: its round waits for the first two tokens of another
-# draft. ADR 0076: worth half of its row's share. Not tuned apart.
-_MISS = 0.5
+# Tokens. ADR 0123: a round whose outcome has no branch waits for as long as three take at its pace.
+_MISS_TOKENS = 3.0
 # By so much of itself branches make a pass longer at most: who asks meanwhile waits for its end. ADR 0076. Not tuned.
 _LONGER = 0.5
 # Passes. ADR 0123: some ten rounds of a fast draft. Not tuned.
@@ -45,7 +44,7 @@ _NEWEST = 0.1
 class WantedRow:
     """A sequence that one token more is wanted of. `urgent`: an answer waits for it; else it is drafted ahead.
     `reading`: the model has not read all of its text yet. `chance`: that the token will be needed. `branch`: it is one
-    of a sequence, and no sequence itself."""
+    of a sequence, and no sequence itself; its `chance` is its `value_branch`."""
 
     urgent: bool
     reading: bool
@@ -61,8 +60,8 @@ def choose_rows(rows: Sequence[WantedRow], unread_passes: int, row_share: float 
 
 
 def price_new_branch(rows: Sequence[WantedRow], unread_passes: int, row_share: float = 0.0) -> float:
-    """Return the chance from which on a branch that is not begun yet would be in the next pass, of which all the rest
-    is wanted."""
+    """Return the value (`value_branch`) from which on a branch that is not begun yet would be in the next pass, of
+    which all the rest is wanted."""
     most, branches = count_branches(row_share), _choose_branches(rows, unread_passes, row_share)
     if len(branches) < most:
         return _price_branches(rows, unread_passes, row_share)
@@ -102,9 +101,15 @@ def count_branches(row_share: float) -> int:
 
 
 def price_branch(row_share: float, needed: float) -> float:
-    """Return the chance from which on a branch is worth a row. It makes a pass longer by `row_share` of it, of whose
+    """Return the value from which on a branch is worth a row. It makes a pass longer by `row_share` of it, of whose
     tokens for lines so many are `needed`, as their chances say; where no line grows (0), it takes time from nobody."""
-    return max(_LEAST_CHANCE, _MISS * row_share * needed)
+    return max(_LEAST_CHANCE, row_share * needed)
+
+
+def value_branch(chance: float, *, begun: bool) -> float:
+    """Return how many tokens one more of a branch is expected to bring, up to 1: its chance, or what a round without
+    that branch loses where it has none yet."""
+    return chance if begun else min(1.0, _MISS_TOKENS * chance)
 
 
 @dataclass(slots=True)

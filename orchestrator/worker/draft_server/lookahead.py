@@ -99,16 +99,14 @@ class LookaheadSequence:
         self.guess = self.guess.behind(count) if right else NOTHING
         return over
 
-    def choose_outcomes(self, outcomes: Sequence[Outcome], most: int, least: float, lead: int = 0) -> list[Outcome]:
+    def choose_outcomes(self, outcomes: Sequence[Outcome], most: int, lead: int = 0) -> list[Outcome]:
         """Return the likeliest outcomes of the draft that was sent, and of the `lead` tokens behind it, which have no
-        branch yet, as many as make `most` branches; none that is less likely than `least`."""
+        branch yet, as many as make `most` branches."""
         known = {(branch.outcome.accepted, branch.outcome.token) for branch in self.branches}
         likely = [
             outcome
             for outcome in outcomes
-            if outcome.accepted <= self.sent + lead
-            and outcome.chance >= least
-            and (outcome.accepted, outcome.token) not in known
+            if outcome.accepted <= self.sent + lead and (outcome.accepted, outcome.token) not in known
         ]
         return sorted(likely, key=lambda outcome: -outcome.chance)[: max(0, most - len(self.branches))]
 

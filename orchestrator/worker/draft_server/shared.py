@@ -26,6 +26,7 @@ from policies.speculation.draft_pass import (
     choose_rows,
     count_branches,
     price_new_branch,
+    value_branch,
 )
 
 # ADR 0056: once a second. Not tuned: who decides waits for three of them.
@@ -283,7 +284,8 @@ class SharedDrafter:
 
     def _branch_out(self, session: DraftSession, least: float, more: int) -> None:
         """Begin branches for the likeliest outcomes of what the target verifies now, its own token alone among them: so
-        many `more` of each sequence, as the next pass has no room for others. `least`: see price_new_branch."""
+        many `more` of each sequence, as the next pass has no room for others. `least`: see price_new_branch, a
+        value."""
         if self._branching is None or not session.runs_ahead:
             return
         most = MOST_BRANCHES // max(1, len(session.sequences))
@@ -291,8 +293,12 @@ class SharedDrafter:
             bound = min(most, len(sequence.branches) + more)
             if len(sequence.branches) >= bound:
                 continue
-            outcomes = self._branching.list_outcomes(sequence.key)
-            for outcome in sequence.choose_outcomes(outcomes, bound, least, session.lead):
+            outcomes = [
+                outcome
+                for outcome in self._branching.list_outcomes(sequence.key)
+                if value_branch(outcome.chance, begun=False) >= least
+            ]
+            for outcome in sequence.choose_outcomes(outcomes, bound, session.lead):
                 key = f"{sequence.key}/{sequence.committed + outcome.accepted}/{outcome.token}"
                 if self._branching.branch(sequence.key, key, outcome):
                     line = LookaheadSequence(key, reading=0, wanted=max(1, sequence.limit))
@@ -339,8 +345,12 @@ class SharedDrafter:
 
 def _list_branches(session: DraftSession) -> list[_Wanted]:
     return [
-        (session, branch.line, WantedRow(urgent=False, reading=False, chance=branch.chance, branch=True))
+        (session, branch.line, WantedRow(urgent=False, reading=False, chance=_value(branch), branch=True))
         for sequence in session.sequences.values()
         for branch in sequence.branches
         if branch.line.wants_ahead
     ]
+
+
+def _value(branch: Branch) -> float:
+    return value_branch(branch.chance, begun=bool(branch.line.ahead))
