@@ -106,10 +106,10 @@ def price_branch(row_share: float, needed: float) -> float:
     return max(_LEAST_CHANCE, row_share * needed)
 
 
-def value_branch(chance: float, *, begun: bool) -> float:
+def value_branch(chance: float, *, grown: bool) -> float:
     """Return how many tokens one more of a branch is expected to bring, up to 1: its chance, or what a round without
     that branch loses where it has none yet."""
-    return chance if begun else min(1.0, _MISS_TOKENS * chance)
+    return chance if grown else min(1.0, _MISS_TOKENS * chance)
 
 
 @dataclass(slots=True)

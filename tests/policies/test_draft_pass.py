@@ -73,8 +73,8 @@ def test_branches_change_nothing_for_lines_and_are_taken_where_they_are_worth_it
 def test_a_branch_is_begun_where_the_next_pass_has_a_row_for_it(rows, chances, row_share, chance):
     rows = [*rows, *(WantedRow(urgent=False, reading=False, chance=own, branch=True) for own in chances)]
     least = price_new_branch(rows, 0, row_share)
-    begun = WantedRow(urgent=False, reading=False, chance=chance, branch=True)
-    chosen = choose_rows([begun, *rows], 0, row_share)  # the first of equals
+    new = WantedRow(urgent=False, reading=False, chance=chance, branch=True)
+    chosen = choose_rows([new, *rows], 0, row_share)  # the first of equals
     assert (0 in chosen) == (chance >= least)
 
 

@@ -296,7 +296,7 @@ class SharedDrafter:
             outcomes = [
                 outcome
                 for outcome in self._branching.list_outcomes(sequence.key)
-                if value_branch(outcome.chance, begun=False) >= least
+                if value_branch(outcome.chance, grown=False) >= least
             ]
             for outcome in sequence.choose_outcomes(outcomes, bound, session.lead):
                 key = f"{sequence.key}/{sequence.committed + outcome.accepted}/{outcome.token}"
@@ -353,4 +353,4 @@ def _list_branches(session: DraftSession) -> list[_Wanted]:
 
 
 def _value(branch: Branch) -> float:
-    return value_branch(branch.chance, begun=bool(branch.line.ahead))
+    return value_branch(branch.chance, grown=bool(branch.line.ahead))
