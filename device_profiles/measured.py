@@ -18,6 +18,10 @@ SPLIT = "tensor_parallel "
 FEW_LAYERS = "few_layers"
 """In `MeasuredModel.formats`, behind all else: only some layers were loaded, and the figures are scaled to all."""
 
+ENDS = ("first", "last", "both", "logits")
+"""In `MeasuredModel.layer_parts`: what a process takes beside its layers that has the `first` one (the embedding), the
+`last` one (the output layer), or `both`; and the `logits` of its largest forward, with the last."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -113,8 +117,8 @@ class MeasuredModel:
     rounds differed from it while serving, so that it is to be measured again; "" where they did not.
     `few_layers`: so many of its layers were loaded, as the device has no room for all; 0: all were. Then `cost` is
     scaled to all layers, `overhead` is what each shard takes beside its layers, and `planned_bytes` what the whole
-    would hold at least. `layer_parts` says in bytes what each `layer` takes, what the larger of the `ends` (embedding,
-    output layer) takes, and what is `fixed`.
+    would hold at least. `layer_parts` says in bytes what each `layer` takes, what the ENDS do, and what is
+    `fixed`.
     `others`: the share of the device, or of the cores that were used, that other programs took meanwhile; None where
     nobody can tell. `forwards_only`: measuring was not done when this was kept, so `overhead` is not known.
     `numerical_class` and `class_fingerprint`: see device_profiles.numerical_class; `class_reason` and

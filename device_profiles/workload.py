@@ -82,6 +82,16 @@ class DecoderShape:
         return self.layers * self.layer_elements + self.end_elements
 
     @property
+    def head_elements(self) -> int:
+        """What the worker with the last layer holds beside it."""
+        return min(self.end_elements, self.vocabulary * self.hidden)
+
+    @property
+    def embedding_elements(self) -> int:
+        """What the worker with the first layer holds beside it. Where it is the output layer too, both have it."""
+        return self.end_elements - self.head_elements or self.head_elements
+
+    @property
     def flops_per_row(self) -> float:
         """Operations of one row: a multiplication and an addition for each weight that it meets."""
         return 2.0 * self.read_elements

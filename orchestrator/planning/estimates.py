@@ -11,7 +11,7 @@ from device_profiles.profile import Exactness, Precision
 from device_profiles.units import GIB
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.stored import MeasuredHardware
-from policies.planning.plan import Option, Role
+from policies.planning.plan import EndBytes, Option, Role
 from policies.planning.shard_cost import PREFILL_CHUNK_ROWS
 
 KV_BYTES = 2  # a 16-bit KV cache, which exactness `bit` needs
@@ -158,9 +158,14 @@ def _build_option(
             efficiency=efficiency,
         ),
         layer_bytes=shape.layer_elements * bits / 8,
-        end_bytes=shape.end_elements * bits / 8,
+        ends=EndBytes(
+            first=shape.embedding_elements * bits / 8,
+            last=shape.head_elements * bits / 8,
+            both=shape.end_elements * bits / 8,
+            logits=4 * shape.vocabulary * _LOGITS_ROWS,
+        ),
         fixed_bytes=_FIXED_BYTES,
-        workspace_bytes=4 * (_ROW_FLOATS * shape.mlp * PREFILL_CHUNK_ROWS + shape.vocabulary * _LOGITS_ROWS),
+        workspace_bytes=4 * _ROW_FLOATS * shape.mlp * PREFILL_CHUNK_ROWS,
         kv_bytes_per_token=shape.kv_elements * KV_BYTES,
         min_rows=_MIN_ROWS,
         source="datasheet",

@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Final
 
 from device_profiles.cost import with_row_ms
-from device_profiles.measured import SPLIT, DeviceRates, Hardware, MatmulRate, MeasuredDevice, MeasuredModel
+from device_profiles.measured import ENDS, SPLIT, DeviceRates, Hardware, MatmulRate, MeasuredDevice, MeasuredModel
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.planning.models import PlannedModel
-from policies.planning.plan import Option, Role
+from policies.planning.plan import EndBytes, Option, Role
 
 _UNKNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -187,7 +187,7 @@ def _option(measured: MeasuredModel, role: Role, model: PlannedModel) -> Option:
         layer_bytes=(own["weights"] if own else measured.weights_bytes) / measured.layers,
         kv_bytes_per_token=measured.kv_bytes_per_token,
         threads=measured.threads,
-        end_bytes=measured.layer_parts.get("ends", 0),
+        ends=EndBytes(**{end: measured.layer_parts.get(end, 0) for end in ENDS}),
         fixed_bytes=measured.layer_parts.get("fixed", 0) if own else _find_fixed_bytes(measured),
         workspace_bytes=(own or measured.planned_parts).get("workspace", 0),
         overhead_ms=measured.overhead.round_ms,

@@ -17,6 +17,7 @@ from policies.planning.placement.workers import sum_fixed_bytes
 from policies.planning.plan import (
     Device,
     DrafterFacts,
+    EndBytes,
     Host,
     Inventory,
     ModelFacts,
@@ -94,6 +95,7 @@ def _options(draw: st.DrawFn, profile: str, role: Role, model: ModelFacts, runti
         layer_bytes=draw(st.sampled_from((10, 40))) * MIB if role is Role.TARGET else MIB,
         kv_bytes_per_token=draw(st.sampled_from((0.0, 0.1 * MIB))),
         threads=draw(st.sampled_from((2, 1, 4, 0))),
+        ends=draw(st.sampled_from((EndBytes(), EndBytes(20 * MIB, 30 * MIB, 40 * MIB, 10 * MIB)))),
         fixed_bytes=draw(st.sampled_from((0, 20))) * MIB,
         overhead_ms=draw(st.sampled_from((0.0, 0.5))),
         row_invariant=draw(st.sampled_from((True, True, True, False))),

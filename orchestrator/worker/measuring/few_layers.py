@@ -33,6 +33,7 @@ from adapters.contract import (
 from adapters.model_source import check_model
 from device_profiles.curve_fit import StepSample
 from device_profiles.device_names import is_processor
+from device_profiles.measured import ENDS
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
 from device_profiles.units import human_bytes
@@ -55,19 +56,24 @@ _Shape = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """In bytes: what each `layer` takes, the larger of the two `ends` (embedding, output layer), a process with nothing
-    of the model (`fixed`), and the largest forward (`workspace`). `whole`: what all of it would take at least, with the
-    smallest KV cache that it is loaded with."""
+    """In bytes: what each `layer` takes, a process with nothing of the model (`fixed`), and the largest forward without
+    logits (`workspace`). `ends`: of each of device_profiles.measured.ENDS. `whole`: what all of it would take at least,
+    with the smallest KV cache that it is loaded with."""
 
     layer: int
-    ends: int
+    ends: dict[str, int]
     fixed: int
     workspace: int
     whole: int
 
     @property
     def parts(self) -> dict[str, int]:
-        return {"layer": self.layer, "ends": self.ends, "fixed": self.fixed}
+        return {"layer": self.layer, "fixed": self.fixed, **self.ends}
+
+    def count_layers(self, room_bytes: int) -> int:
+        """Return how many layers one process has room for beside both ends, each loaded by itself."""
+        beside = self.fixed + self.workspace + sum(self.ends[end] for end in ("first", "last", "logits"))
+        return (room_bytes - beside) // max(1, self.layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ def find_few_layers(
         raise ModelRefused(f"{needed}; {adapter.name} runs whole models only")
     if layers < _LEAST_LAYERS:
         raise ModelRefused(f"{needed}; it has {layers} layers, too few to measure some of them")
-    held = (room_bytes - memory.fixed - memory.workspace - memory.ends) // max(1, memory.layer)
+    held = memory.count_layers(room_bytes)
     if held < _LEAST_LAYERS:
         raise ModelRefused(f"{needed}; {_LEAST_LAYERS} of its {layers} layers have no room either")
     return FewLayers(ready, options, layers, choose_ranges(layers, held), memory)
@@ -251,19 +257,28 @@ def _predict_layers(
         ]
         known = [plan for plan in plans if plan is not None]
         if len(known) == len(plans):
-            return _compare_plans(known, least_kv)
+            return _compare_plans(known, layers, least_kv)
     size = sum(path.stat().st_size for path in ready.prepared.iterdir() if path.is_file())
-    in_layers = size if spec is None else size * spec.count_layer_elements(spec.all_layers) // spec.matrix_elements
-    return LayerMemory(in_layers // layers, size - in_layers, process, 0, process + size + least_kv)
+    ends = dict.fromkeys(ENDS, 0)
+    if spec is not None:
+        ranges = {"first": LayerRange(0, 1), "last": LayerRange(layers - 1, layers), "both": spec.all_layers}
+        for end, part in ranges.items():
+            beside = spec.count_elements(part) - spec.count_layer_elements(part)
+            ends[end] = size * beside // spec.matrix_elements
+    return LayerMemory((size - ends["both"]) // layers, ends, process, 0, process + size + least_kv)
 
 
-def _compare_plans(plans: Sequence[MemoryPlan], least_kv: int) -> LayerMemory:
-    """Return what differs between the plans of all layers, of one and of two in the middle, of the first and the last
+def _compare_plans(plans: Sequence[MemoryPlan], layers: int, least_kv: int) -> LayerMemory:
+    """Return what differs between the plans of all `layers`, of one and of two in the middle, of the first and the last
     one."""
     whole, single, double, first, last = plans
     layer = double.weights - single.weights
-    ends = max(first.weights, last.weights) - single.weights
-    workspace = max(first.workspace, single.workspace, last.workspace)
-    return LayerMemory(
-        layer, ends, single.process + single.weights - layer, workspace, whole.total - whole.kv_cache + least_kv
-    )
+    none = single.weights - layer
+    ends = {
+        "first": first.weights - single.weights,
+        "last": last.weights - single.weights,
+        "both": whole.weights - none - layers * layer,
+        "logits": last.workspace - single.workspace,
+    }
+    least = whole.total - whole.kv_cache + least_kv
+    return LayerMemory(layer, ends, single.process + none, single.workspace, least)

@@ -219,7 +219,8 @@ def sum_used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:
     used: dict[str, float] = {}
     for placed in candidate.placed:
         model_layers = load.target.layers if placed is not candidate.draft else placed.layers
-        taken = workers.sum_fixed_bytes(placed.option, placed.layers)
+        ends = {"first": placed.first == 0, "last": placed.end == model_layers}
+        taken = workers.sum_fixed_bytes(placed.option, placed.layers, **ends)
         taken += kv_bytes(placed.option, load, placed.layers / model_layers) * candidate.sequences
         used[placed.device.id] = used.get(placed.device.id, 0.0) + taken
     return used

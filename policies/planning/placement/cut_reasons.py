@@ -48,9 +48,9 @@ def _describe_nearest(ground: SearchSpace) -> Iterator[str]:
     if needed <= room and option.runs_whole:  # something else than memory is in the way
         return
     parts = {
-        "weights": option.end_bytes + load.target.layers * option.layer_bytes,
+        "weights": option.ends.both + load.target.layers * option.layer_bytes,
         "KV cache": kv_bytes(option, load),
-        "workspace": option.workspace_bytes,
+        "workspace": workers.sum_workspace_bytes(option, last=True),
         "process": option.fixed_bytes,
     }
     summed = " + ".join(f"{human_bytes(size)} {name}" for name, size in parts.items() if size)
@@ -61,14 +61,15 @@ def _describe_nearest(ground: SearchSpace) -> Iterator[str]:
 def _describe_share(placed: PlacedShard, cut: ScoredCandidate, ground: SearchSpace) -> str:
     load, option, sequences = ground.wanted.workload, placed.option, cut.candidate.sequences
     room = workers.room_bytes(placed.device, ground.wanted.constraints)
+    ends = {"first": placed.first == 0, "last": placed.end == load.target.layers}
     each = option.layer_bytes + kv_bytes(option, load, 1 / load.target.layers) * sequences
-    most = min(load.target.layers, int((room - workers.sum_fixed_bytes(option, 0)) // each))
+    most = workers.count_fitting_layers(option, room, load, sequences, **ends)
     rows = sequences * (cut.prediction.depth + 1)
     layer_ms = option.cost.ms(rows, sequences, context_tokens(load)) / load.target.layers
     layer_ms /= 1.0 - placed.device.utilisation
     return (
         f"{placed.device.id} runs {placed.layers} layers of the {most} that fit, {layer_ms:.2f} ms each: "
-        f"{human_bytes(each)} a layer beside {human_bytes(workers.sum_fixed_bytes(option, 0))}, "
+        f"{human_bytes(each)} a layer beside {human_bytes(workers.sum_fixed_bytes(option, 0, **ends))}, "
         f"and {human_bytes(room)} may be filled"
     )
 

@@ -10,7 +10,7 @@ device is charged x times its burden, in ms of a round, and sharded.py moves x.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -20,12 +20,12 @@ from device_profiles.profile import Exactness
 from policies.planning.draft_yield import changes_of, compute_draft_length_shares, tokens_per_round
 from policies.planning.placement import workers
 from policies.planning.placement.candidate import PlacedShard
-from policies.planning.placement.order import Traffic, number_layers
+from policies.planning.placement.order import EndRoom, Traffic, number_layers
 from policies.planning.placement.rows import Floats, Index, Ints, OptionRows, draft_rows
 from policies.planning.placement.search import SearchSpace
 from policies.planning.placement.shards import CutShard, Hops, Items, cut_shards
 from policies.planning.plan import DrafterFacts, Objective, Option
-from policies.planning.shard_cost import PREFILL_CHUNK_ROWS, context_tokens, kv_bytes, stretch_costs
+from policies.planning.shard_cost import PREFILL_CHUNK_ROWS, context_tokens, stretch_costs
 
 _FEW = 64  # devices; so many are all looked at
 _ZONES = 3  # zones that are kept of those that can hold the target alone
@@ -115,7 +115,8 @@ def _hosts(items: Items, rows: Ints, hops: Hops, most: int) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class CutTask:
-    """What shards are cut from: one item for each device and option that can hold a layer of `sequences` sequences."""
+    """What shards are cut from: one item for each device and option that can hold a layer of `sequences` sequences, how
+    many of them it can (`most`), and with an end of the model."""
 
     ground: SearchSpace
     index: Index
@@ -124,6 +125,7 @@ class CutTask:
     option: Ints
     device: Ints
     most: Ints
+    most_at_ends: Ints
     drafts: Mapping[str, OptionRows]
 
 
@@ -139,21 +141,23 @@ class CutGoal:
 
 def task_of(ground: SearchSpace, sequences: int) -> CutTask:
     load, index = ground.wanted.workload, ground.all_devices()
-    layers, allowed = load.target.layers, {device.id for device in ground.left.target_devices}
+    allowed = {device.id for device in ground.left.target_devices}
     options: list[Option] = []
-    columns: list[tuple[Ints, Ints, Ints]] = []
+    columns: list[tuple[Ints, ...]] = []
     for profile in sorted(ground.left.targets.keys() & index.profiles.keys()):
         devices = index.profiles[profile]
         devices = devices[np.array([index.devices[device].id in allowed for device in devices], np.bool_)]
         for target in ground.left.targets[profile]:
-            room = index.room[devices] - workers.sum_fixed_bytes(target, 0)
-            a_layer = target.layer_bytes + kv_bytes(target, load, 1 / layers) * sequences
-            most = np.clip(np.floor(room / a_layer), 0, layers).astype(np.int64)
+            room = index.room[devices]
+            most = workers.count_fitting_layers(target, room, load, sequences)
+            with_first = workers.count_fitting_layers(target, room, load, sequences, first=True)
+            with_last = workers.count_fitting_layers(target, room, load, sequences, last=True)
             fits = (most > 0) & (target.threads <= index.cores[devices])
-            columns.append((np.full(int(fits.sum()), len(options)), devices[fits], most[fits]))
+            number = np.full(len(devices), len(options))
+            columns.append(tuple(column[fits] for column in (number, devices, most, with_first, with_last)))
             options.append(target)
-    none = np.empty(0, np.int64)
-    number, device, count = (np.concatenate(part) for part in zip(*columns, (none, none, none), strict=True))
+    none = (np.empty(0, np.int64),) * 5
+    number, device, most, *at_ends = (np.concatenate(part) for part in zip(*columns, none, strict=True))
     may_draft = {device.id for device in ground.left.draft_devices}
     can = np.array([device.id in may_draft for device in index.devices], np.bool_)
     drafts = {
@@ -161,7 +165,7 @@ def task_of(ground: SearchSpace, sequences: int) -> CutTask:
         for drafter in load.drafters
         if drafter.model is not None
     }
-    return CutTask(ground, index, sequences, tuple(options), number, device, count, drafts)
+    return CutTask(ground, index, sequences, tuple(options), number, device, most, np.stack(at_ends, axis=1), drafts)
 
 
 def shard_counts(task: CutTask) -> range:
@@ -217,7 +221,11 @@ def _times(taken: list[CutShard], items: Items, stage: Floats, hops: Hops, count
 
 def _bound_items(items: Items, stage: Floats, most_ms: float) -> Items:
     most = np.floor((most_ms - stage[:, 0]) / np.maximum(stage[:, 1], 1e-12))
-    return replace(items, most=np.clip(most, 0, items.most).astype(np.int64))
+    return replace(
+        items,
+        most=np.clip(most, 0, items.most).astype(np.int64),
+        most_at_ends=np.clip(most[:, None], 0, items.most_at_ends).astype(np.int64),
+    )
 
 
 def _items(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[Items, Hops, Floats]:
@@ -242,6 +250,7 @@ def _items(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[Items,
         layer_ms=stretch * chosen[:, 1],
         host_ms=of_host,
         most=task.most[keep],
+        most_at_ends=task.most_at_ends[keep],
         tie=task.index.tie[device] * len(task.options) + task.option[keep],
         option=task.option[keep],
     )
@@ -286,6 +295,23 @@ def _cost(option: Option, task: CutTask, aim: CutGoal, prompts: float) -> tuple[
         (mean + prompts * prefill) / layers,
         fixed,
         mean / layers,
+    )
+
+
+def find_end_room(task: CutTask, target: Sequence[PlacedShard]) -> EndRoom:
+    """Return which devices of these shards may have the first or the last of them, with the layers that they have."""
+    wanted = task.ground.wanted
+
+    def has_room(placed: PlacedShard, *, first: bool = False, last: bool = False) -> bool:
+        room = workers.room_bytes(placed.device, wanted.constraints)
+        fits = workers.count_fitting_layers(
+            placed.option, room, wanted.workload, task.sequences, first=first, last=last
+        )
+        return placed.layers <= int(fits)
+
+    return EndRoom(
+        frozenset(placed.device.id for placed in target if has_room(placed, first=True)),
+        frozenset(placed.device.id for placed in target if has_room(placed, last=True)),
     )
 
 

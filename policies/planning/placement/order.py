@@ -2,14 +2,15 @@
 
 Shards of one host stay together. With links by default, hosts of a zone stay together too, and the draft's host (or
 zone) comes last, where it is decided what is accepted. Where links were measured, all orders of a few hosts are tried,
-and of more the nearest host follows next, from every start.
+and of more the nearest host follows next, from every start. Whatever the order, the first and the last shard have room
+for the embedding and the output layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 
 from device_profiles.link import LinkProfile
 from device_profiles.units import MS_PER_S
@@ -37,10 +38,20 @@ class Traffic:
         return self.trips * link.rtt_ms / 2
 
 
+@dataclass(frozen=True, slots=True)
+class EndRoom:
+    """Devices, by their ids, that have room for the model's `first` layer or its `last` one with what goes with it, and
+    as many layers as their shards have."""
+
+    first: frozenset[str]
+    last: frozenset[str]
+
+
 def order_shards(
-    target: tuple[PlacedShard, ...], draft_host: str, links: Links, traffic: Traffic
+    target: tuple[PlacedShard, ...], draft_host: str, links: Links, traffic: Traffic, room: EndRoom
 ) -> tuple[PlacedShard, ...]:
-    """Return the shards in the order that costs least, where their draft is on that host ("": there is none)."""
+    """Return the shards in the order that costs least, where their draft is on that host ("": there is none). They stay
+    as they are where no such order has `room`."""
     by_host: dict[str, list[PlacedShard]] = {}
     for placed in target:
         by_host.setdefault(placed.device.host, []).append(placed)
@@ -48,12 +59,26 @@ def order_shards(
         zone = links.hosts[draft_host].zone if draft_host else ""
         zones = list(dict.fromkeys(links.hosts[host].zone for host in by_host))
         of = {host: links.hosts[host].zone for host in by_host}
-        best: Sequence[str] = sorted(
+        by_zone = sorted(
             by_host, key=lambda host: (bool(draft_host) and of[host] == zone, zones.index(of[host]), host == draft_host)
         )
+        orders: Sequence[Sequence[str]] = [by_zone]
     else:
-        best = min(_orders(list(by_host), links), key=lambda hosts: _cost(hosts, draft_host, links, traffic))
-    return number_layers([placed for host in best for placed in by_host[host]])
+        orders = sorted(_orders(list(by_host), links), key=lambda hosts: _cost(hosts, draft_host, links, traffic))
+    arranged = (_arrange([by_host[host] for host in hosts], room) for hosts in orders)
+    return number_layers(next((shards for shards in arranged if shards), target))
+
+
+def _arrange(hosts: Sequence[Sequence[PlacedShard]], room: EndRoom) -> list[PlacedShard]:
+    """Return the shards of these hosts, in this order, with one at each end that has room for it; none where there is
+    none."""
+    firsts = [placed for placed in hosts[0] if placed.device.id in room.first]
+    lasts = [placed for placed in reversed(hosts[-1]) if placed.device.id in room.last]
+    for first, last in product(firsts, lasts):
+        if first is not last:
+            between = [placed for some in hosts for placed in some if placed is not first and placed is not last]
+            return [first, *between, last]
+    return []
 
 
 def number_layers(target: Sequence[PlacedShard]) -> tuple[PlacedShard, ...]:

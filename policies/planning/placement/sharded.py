@@ -28,6 +28,7 @@ from policies.planning.placement.cutting import (
     CutGoal,
     CutTask,
     count_prompts,
+    find_end_room,
     shard_counts,
     shards_for,
     task_of,
@@ -224,7 +225,8 @@ def _best_with_drafts(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGo
 def _candidates(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGoal) -> Iterator[Candidate]:
     load, links = task.ground.wanted.workload, task.ground.links
     traffic = traffic_of(task, aim, count_prompts(task, replace(aim, drafter=None, depth=0)))
-    alone = order_shards(target, "", links, traffic)
+    room = find_end_room(task, target)
+    alone = order_shards(target, "", links, traffic, room)
     yield Candidate(alone, task.sequences)
     for drafter in sorted(load.drafters, key=lambda drafter: (drafter.name, drafter.runtime)):
         if not all(drafter.serves(placed.option.runtime) for placed in target):
@@ -235,7 +237,7 @@ def _candidates(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGoal) ->
         rows = task.drafts[drafter.name]
         for row in _near_drafts(task, target, rows):
             device, option = task.index.devices[int(rows.device[row])], rows.options[int(rows.option[row])]
-            placed = order_shards(target, device.host, links, traffic)
+            placed = order_shards(target, device.host, links, traffic, room)
             where = _where(device, placed[-1].device, links)
             yield Candidate(
                 placed, task.sequences, drafter, PlacedShard(device, option, 0, drafter.model.layers), where

@@ -7,6 +7,10 @@ joined to hosts, hosts to zones and zones to the whole, each a min-plus convolut
 
     joined[s, l] = min over (t, x) of left[s - t, l - x] + right[t, x] + hop
 
+The first and the last shard have less room: the embedding and the output layer are theirs alone. So shards are cut as
+if no shard had these. Only where that leaves the ends no room, there are such tables four times: of devices that have
+neither end, the first layer, the last one, or both. Joined are those that have no end in common.
+
 The slowest shard, which bounds what many streams get together, is bounded by `most_ms`: a device then takes no more
 layers than it runs in that time (see sharded.py). The problem is that of Helix (arXiv 2406.01566), which solves it as a
 mixed-integer program, and of prima.cpp (arXiv 2504.08791).
@@ -14,8 +18,9 @@ mixed-integer program, and of prima.cpp (arXiv 2504.08791).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,6 +28,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+# Which ends of a model are looked at, or among a table's shards: bits. Three are no bits of their own.
+_NO_END, _FIRST, _LAST, _BOTH = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +47,9 @@ class Hops:
 @dataclass(frozen=True, slots=True)
 class Items:
     """What can take layers: `fixed_ms` + layers * `layer_ms`, for at most `most` layers, on `device` (a device may have
-    several, of which one is taken, by `option`). `host_ms` counts once for each host in use: what its price counts as.
-    `tie` decides between equals, the lowest first."""
+    several, of which one is taken, by `option`). `most_at_ends`: with the first layer of the model among them, and with
+    the last one. `host_ms` counts once for each host in use: what its price counts as. `tie` decides between equals,
+    the lowest first."""
 
     device: Ints
     host: Ints
@@ -50,6 +58,7 @@ class Items:
     layer_ms: Floats
     host_ms: Floats
     most: Ints
+    most_at_ends: Ints
     tie: Ints
     option: Ints
 
@@ -68,25 +77,36 @@ class CutShard:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """`ms[s, l]`: the least that s shards with l layers in all take, infinite where they cannot. `parts`: the two
-    tables it was joined from, `take[s, l]`: how many (shards, layers) of them the second has; without parts it is one
-    device's, and `item[l]` runs l layers."""
+    """`ms[e, s, l]`: the least that s shards with l layers in all take, infinite where they cannot; `e` says which ends
+    of the model are among them. `parts`: the two tables it was joined from, `take[e, s, l]`: which ends, and how many
+    shards and layers, of them the second has. Without parts it is one device's, and `item[e, l]` runs l layers.
+    `closed`: nothing comes between its shards, as they are a device's, a host's or a zone's."""
 
     ms: Floats
     parts: tuple[_Table, _Table] | None = None
     take: Ints | None = None
     item: Ints | None = None
+    closed: bool = True
 
 
 def cut_shards(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> list[CutShard] | None:
-    """Return the shards with the least sum, as many as one of `shards` (ascending), in an order in which hosts and
-    zones stay together; None where it cannot be done."""
+    """Return the shards with the least sum, as many as one of `shards` (ascending, from 2), in an order in which hosts
+    and zones stay together, and the ends have room; None where it cannot be done."""
+    taken = _cut(items, layers, hops, shards, _NO_END)
+    if taken is None:
+        return None
+    have_room = (taken[end].layers <= items.most_at_ends[taken[end].item, end] for end in (0, -1))
+    return taken if all(have_room) else _cut(items, layers, hops, shards, _BOTH)
+
+
+def _cut(items: Items, layers: int, hops: Hops, shards: Sequence[int], wanted: int) -> list[CutShard] | None:
+    """See cut_shards. `wanted`: the ends that are looked at, which the shards have then."""
     most = shards[-1]
     zones, ends = [], []
     for in_zone in _groups(items.zone, np.arange(len(items.device)), items.tie):
         hosts = []
         for in_host in _groups(items.host, in_zone, items.tie):
-            devices = [_device(items, group, layers) for group in _groups(items.device, in_host, items.tie)]
+            devices = [_device(items, group, layers, wanted) for group in _groups(items.device, in_host, items.tie)]
             joined = _join_tables(_useful(devices, most), hops.host, most)
             table = _with_hop(joined, float(items.host_ms[in_host[0]]))
             hosts.append(table)
@@ -95,13 +115,16 @@ def cut_shards(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> 
         ends.append((zones[-1], hops.back_zone))
     ends.append((_join_tables(zones, hops.far, most), hops.back_far))
     known = [
-        (float(table.ms[count, layers]) + back, number, count)
+        (float(table.ms[wanted, count, layers]) + back, number, count)
         for number, (table, back) in enumerate(ends)
         for count in shards
-        if count < len(table.ms)
+        if count < table.ms.shape[1]
     ]
     ms, number, count = min(known, default=(np.inf, 0, 0))
-    return list(_trace_shards(ends[number][0], count, layers)) if np.isfinite(ms) else None
+    if not np.isfinite(ms):
+        return None
+    before, after = _trace_shards(ends[number][0], wanted, count, layers)
+    return before + after
 
 
 def _groups(values: Ints, rows: Ints, tie: Ints) -> list[Ints]:
@@ -113,15 +136,17 @@ def _groups(values: Ints, rows: Ints, tie: Ints) -> list[Ints]:
     return [groups[kind] for kind in np.argsort(first)]
 
 
-def _device(items: Items, rows: Ints, layers: int) -> _Table:
-    counts = np.arange(layers + 1)
+def _device(items: Items, rows: Ints, layers: int, wanted: int) -> _Table:
+    counts, item = np.arange(layers + 1), np.zeros((wanted + 1, layers + 1), np.int64)
     ms = items.fixed_ms[rows, None] + items.layer_ms[rows, None] * counts
-    ms = np.where(counts <= items.most[rows, None], ms, np.inf)
-    best = np.argmin(ms, axis=0)
-    table = np.full((2, layers + 1), np.inf)
-    table[1, 1:] = ms[best, counts][1:]
-    table[0, 0] = 0.0
-    return _Table(table, item=rows[best])
+    table = np.full((wanted + 1, 2, layers + 1), np.inf)
+    for end, most in enumerate((items.most, *items.most_at_ends.T)[: wanted + 1]):
+        of_end = np.where(counts <= most[rows, None], ms, np.inf)
+        best = np.argmin(of_end, axis=0)
+        table[end, 1, 1:] = of_end[best, counts][1:]
+        item[end] = rows[best]
+    table[_NO_END, 0, 0] = 0.0
+    return _Table(table, item=item)
 
 
 def _useful(tables: list[_Table], most: int) -> list[_Table]:
@@ -137,49 +162,67 @@ def _useful(tables: list[_Table], most: int) -> list[_Table]:
 
 
 def _join_tables(tables: list[_Table], hop: float, most: int) -> _Table:
-    total = _with_hop(tables[0], hop)
-    for table in tables[1:]:
-        total = _pair(total, _with_hop(table, hop), most)
+    total, *others = (_with_hop(_without_both(table), hop) for table in tables)
+    for table in others:
+        total = _pair(total, table, most)
     ms = total.ms.copy()
-    ms[1:] -= hop
-    return _Table(ms, total.parts, total.take, total.item)
+    ms[:, 1:] -= hop
+    return replace(total, ms=ms, closed=True)
+
+
+def _without_both(table: _Table) -> _Table:
+    """Return the table without what has both ends: nothing can come behind it or before it."""
+    return replace(table, ms=np.where(np.arange(len(table.ms))[:, None, None] == _BOTH, np.inf, table.ms))
 
 
 def _with_hop(table: _Table, hop: float) -> _Table:
     ms = table.ms.copy()
-    ms[1:] += hop
-    return _Table(ms, table.parts, table.take, table.item)
+    ms[:, 1:] += hop
+    return replace(table, ms=ms)
 
 
 def _pair(left: _Table, right: _Table, most: int) -> _Table:
     """Return the min-plus convolution of two tables."""
-    layers = left.ms.shape[1] - 1
-    shards = min(most, len(left.ms) + len(right.ms) - 2)
-    ms = np.full((shards + 1, layers + 1), np.inf)
-    ms[: len(left.ms)] = left.ms[: shards + 1]
-    take = np.zeros((shards + 1, layers + 1, 2), np.int16)
-    padded = np.concatenate([left.ms, np.full((len(left.ms), 1), np.inf)], axis=1)
-    for mine in range(1, min(len(right.ms), shards + 1)):
-        counts = np.flatnonzero(np.isfinite(right.ms[mine]))
-        if not len(counts):
+    wanted, layers = len(left.ms) - 1, left.ms.shape[2] - 1
+    shards = min(most, left.ms.shape[1] + right.ms.shape[1] - 2)
+    ms = np.full((wanted + 1, shards + 1, layers + 1), np.inf)
+    ms[:, : left.ms.shape[1]] = left.ms[:, : shards + 1]
+    take = np.zeros((*ms.shape, 3), np.int16)
+    padded = np.concatenate([left.ms, np.full((*left.ms.shape[:2], 1), np.inf)], axis=2)
+    for end, own in product(range(wanted + 1), repeat=2):
+        if end & own != own:
             continue
-        others = np.arange(layers + 1)[:, None] - counts
-        rest = padded[: shards + 1 - mine][:, np.where(others < 0, layers + 1, others)] + right.ms[mine, counts]
-        at = np.argmin(rest, axis=2)
-        times_ms = np.take_along_axis(rest, at[:, :, None], axis=2)[:, :, 0]
-        into = slice(mine, mine + len(times_ms))
-        better = times_ms < ms[into]
-        ms[into] = np.where(better, times_ms, ms[into])
-        take[into, :, 0] = np.where(better, mine, take[into, :, 0])
-        take[into, :, 1] = np.where(better, counts[at], take[into, :, 1])
-    return _Table(ms, (left, right), take)
+        for mine in range(1, min(right.ms.shape[1], shards + 1)):
+            counts = np.flatnonzero(np.isfinite(right.ms[own, mine]))
+            if not len(counts):
+                continue
+            others = np.arange(layers + 1)[:, None] - counts
+            rest = padded[end ^ own, : shards + 1 - mine][:, np.where(others < 0, layers + 1, others)]
+            rest = rest + right.ms[own, mine, counts]
+            at = np.argmin(rest, axis=2)
+            times_ms = np.take_along_axis(rest, at[:, :, None], axis=2)[:, :, 0]
+            into = slice(mine, mine + len(times_ms))
+            better = times_ms < ms[end, into]
+            ms[end, into] = np.where(better, times_ms, ms[end, into])
+            chosen = np.stack(np.broadcast_arrays(own, mine, counts[at]), axis=-1)
+            take[end, into] = np.where(better[:, :, None], chosen, take[end, into])
+    return _Table(ms, (left, right), take, closed=False)
 
 
-def _trace_shards(table: _Table, shards: int, layers: int) -> Iterator[CutShard]:
-    """Yield the shards behind one entry of a table."""
-    while table.parts is not None and table.take is not None:
-        mine, count = (int(number) for number in table.take[shards, layers])
-        yield from _trace_shards(table.parts[1], mine, count)
-        table, shards, layers = table.parts[0], shards - mine, layers - count
-    if shards and table.item is not None:
-        yield CutShard(int(table.item[layers]), layers)
+def _trace_shards(table: _Table, end: int, shards: int, layers: int) -> tuple[list[CutShard], list[CutShard]]:
+    """Return the shards behind one entry of a table in order, in two lists: others may come between them. A table that
+    is `closed` has one list: what has the last layer comes behind others."""
+    if not shards:
+        return [], []
+    if table.parts is None or table.take is None:
+        assert table.item is not None  # noqa: S101  # what was not joined is a device's
+        before, after = [CutShard(int(table.item[end, layers]), layers)], list[CutShard]()
+    else:
+        own, mine, count = (int(number) for number in table.take[end, shards, layers])
+        heads, tails = _trace_shards(table.parts[1], own, mine, count)
+        left_heads, left_tails = _trace_shards(table.parts[0], end ^ own, shards - mine, layers - count)
+        before = left_heads + heads if (end ^ own) & _FIRST else heads + left_heads
+        after = left_tails + tails
+    if not table.closed:
+        return before, after
+    return ([], before + after) if end == _LAST else (before + after, [])

@@ -105,11 +105,12 @@ def _spare(
     rate, options = np.zeros(len(index.devices)), {}
     allowed = {device.id for device in left.target_devices}
     share = lost.layers / load.target.layers
+    ends = {"first": lost.first == 0, "last": lost.end == load.target.layers}
     burden = index.sum_burdens(wanted.objective, np.arange(len(index.devices)))
     for profile in sorted(left.targets.keys() & index.profiles.keys()):
         for option in left.targets[profile]:
             needed = (
-                workers.sum_fixed_bytes(option, lost.layers)
+                workers.sum_fixed_bytes(option, lost.layers, **ends)
                 + kv_bytes(option, load, share) * scored.candidate.sequences
             )
             ms = ModelPart(option, share).ms(

@@ -4,15 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from device_profiles.units import human_bytes
 from policies.planning.plan import Constraints, Device, Host, Memory, ModelFacts, Option, Shard, Workload
 from policies.planning.shard_cost import kv_bytes
 
 
-def sum_fixed_bytes(option: Option, layers: int) -> float:
-    """Return what a worker with so many layers takes without any sequence. Embedding and output layer are counted
-    wherever the layers are: the first and the last shard have one of them each."""
-    return option.fixed_bytes + option.workspace_bytes + option.end_bytes + layers * option.layer_bytes
+def sum_fixed_bytes(option: Option, layers: int, *, first: bool = True, last: bool = True) -> float:
+    """Return what a worker with so many layers takes without any sequence. `first`, `last`: the model's first and last
+    layer are among them, and so is what goes with these."""
+    weights = option.ends.sum_weights(first=first, last=last) + layers * option.layer_bytes
+    return option.fixed_bytes + sum_workspace_bytes(option, last=last) + weights
+
+
+def sum_workspace_bytes(option: Option, *, last: bool) -> float:
+    """Return what the largest forward takes, with logits behind the `last` layer."""
+    return option.workspace_bytes + (option.ends.logits if last else 0.0)
+
+
+def count_fitting_layers(
+    option: Option,
+    room: float | NDArray[np.float64],
+    load: Workload,
+    sequences: int,
+    *,
+    first: bool = False,
+    last: bool = False,
+) -> NDArray[np.int64]:
+    """Return how many of a target's layers such a worker has room for, with the KV cache of so many sequences."""
+    a_layer = option.layer_bytes + kv_bytes(option, load, 1 / load.target.layers) * sequences
+    free = room - sum_fixed_bytes(option, 0, first=first, last=last)
+    return np.clip(np.floor(free / a_layer), 0, load.target.layers).astype(np.int64)
 
 
 def room_bytes(device: Device, constraints: Constraints) -> float:
@@ -50,7 +74,9 @@ def shard(
     """Return layers `layers[0]` to `layers[1]` (not included) of a model on a device."""
     count = layers[1] - layers[0]
     kv_cache = kv_bytes(option, workload, count / model.layers) * sequences
-    weights = option.end_bytes + count * option.layer_bytes
+    first, last = layers[0] == 0, layers[1] == model.layers
+    weights = option.ends.sum_weights(first=first, last=last) + count * option.layer_bytes
+    workspace = sum_workspace_bytes(option, last=last)
     return Shard(
         device=device.id,
         host=device.host,
@@ -60,7 +86,7 @@ def shard(
         threads=option.threads,
         first_layer=layers[0],
         end_layer=layers[1],
-        memory=Memory(int(option.fixed_bytes), int(weights), int(kv_cache), int(option.workspace_bytes)),
+        memory=Memory(int(option.fixed_bytes), int(weights), int(kv_cache), int(workspace)),
         stage_ms=stage_ms,
         cores=cores,
         source=option.source,

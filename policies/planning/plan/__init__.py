@@ -9,7 +9,7 @@ Glossary:
 """
 
 from policies.planning.plan.diff import PlanDiff, diff
-from policies.planning.plan.hardware import DefaultLinks, Device, Host, Inventory, Option, Role, Source
+from policies.planning.plan.hardware import DefaultLinks, Device, EndBytes, Host, Inventory, Option, Role, Source
 from policies.planning.plan.result import (
     DraftPlacement,
     Memory,
@@ -41,6 +41,7 @@ __all__ = [
     "Device",
     "DraftPlacement",
     "DrafterFacts",
+    "EndBytes",
     "Host",
     "Inventory",
     "Memory",

@@ -62,19 +62,38 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class EndBytes:
+    """What a worker takes beside its layers, in bytes: for the `first` layer (the embedding), for the `last` one (the
+    output layer), and for `both`, which may share one matrix. `logits`: what the largest forward's take, beside the
+    last layer."""
+
+    first: float = 0.0
+    last: float = 0.0
+    both: float = 0.0
+    logits: float = 0.0
+
+    def sum_weights(self, *, first: bool, last: bool) -> float:
+        """Return the weights of a worker with the first layer, the last one, both, or neither."""
+        if first and last:
+            return self.both
+        return self.first if first else self.last if last else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
     """One way to run one model on the devices of one profile, and what it costs.
 
     `weights`: the number format of the weights (a precision's name or "as_file"); `threads`: of the runtime on the
     host's cores, 0 where it needs none worth counting. `cost`: of the whole model; a share of its layers takes that
     share of it. `overhead_ms` and `overhead_sequence_ms`: what a forward (and each sequence in it) takes beside, as
-    sampling and calling. Memory: `layer_bytes` for each layer's weights, `end_bytes` for embedding and output layer,
-    `fixed_bytes` for process and runtime, `workspace_bytes` for the largest forward, `kv_bytes_per_token` over all
-    layers. `min_rows`: rows that a sequence is charged for at least under exactness `bit`. `row_invariant`: whether a
-    row's logits keep their bits whatever shares its batch. `prepared`: whether a worker loads it as it is; else it
-    converts the model first. `bits`: the fingerprint of its numerical class, "" where that is not known. `taken`: the
-    share of the device's time that other programs took while it was measured, and which the costs have in them.
-    `source`: what its figures rest on; of `few layers` where the device was measured with some of the model's layers.
+    sampling and calling. Memory: `layer_bytes` for each layer's weights, `ends` for embedding and output layer,
+    `fixed_bytes` for process and runtime, `workspace_bytes` for the largest forward without logits,
+    `kv_bytes_per_token` over all layers. `min_rows`: rows that a sequence is charged for at least under exactness
+    `bit`. `row_invariant`: whether a row's logits keep their bits whatever shares its batch. `prepared`: whether a
+    worker loads it as it is; else it converts the model first. `bits`: the fingerprint of its numerical class, "" where
+    that is not known. `taken`: the share of the device's time that other programs took while it was measured, and which
+    the costs have in them. `source`: what its figures rest on; of `few layers` where the device was measured with some
+    of the model's layers.
     """
 
     profile: str
@@ -86,7 +105,7 @@ class Option:
     layer_bytes: float
     kv_bytes_per_token: float
     threads: int = 0
-    end_bytes: float = 0.0
+    ends: EndBytes = field(default_factory=EndBytes)
     fixed_bytes: float = 0.0
     workspace_bytes: float = 0.0
     overhead_ms: float = 0.0
