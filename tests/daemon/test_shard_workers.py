@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_life import collect
 from tests.daemon.test_shards import LAYERS, list_texts, write_tiny
 from tests.support.daemon import Daemon, configuration, outrider_process, running
-from tests.support.many_hosts import join_hosts
+from tests.support.many_hosts import ManyHosts, join_hosts
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 300, "extra_body": {"ignore_eos": True}}
 SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7})
+
+_CUT_S = 20.0
 
 
 def write_toy(directory: Path, shards: str, **options: Any) -> Path:
@@ -83,11 +87,11 @@ def test_shards_in_processes_that_cannot_be_are_refused_with_the_reason(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_target_over_two_hosts_says_what_one_says_and_loses_no_token_with_a_shard(
+def test_a_target_over_two_hosts_says_what_one_says_and_loses_no_token_with_a_shard_or_its_host(
     tmp_path: Path, plain: Daemon, monkeypatch: pytest.MonkeyPatch
 ):
     expected = [plain.client.completions.create(**ASK, **one).choices[0].text for one in SAMPLINGS]
-    with join_hosts(monkeypatch, 3, 3) as hosts:
+    with join_hosts(monkeypatch, 2, 2) as hosts:
         hosts.run_on(0, lambda: serve_over_hosts(tmp_path, hosts, expected))
 
 
@@ -110,15 +114,36 @@ def list_toy_texts(daemon: Daemon, how: dict[str, Any], **changes: Any) -> list[
     return [daemon.client.completions.create(**ask).choices[0].text for ask in asks]
 
 
-def serve_over_hosts(directory: Path, hosts: Any, expected: list[str]) -> None:
-    near, far, _ = (host.address for host in hosts.hosts)
+def serve_over_hosts(directory: Path, hosts: ManyHosts, expected: list[str]) -> None:
+    near, far = (host.address for host in hosts.hosts)
     with running(write_over_hosts(directory, hosts.address, far)) as daemon:
         assert list_hosts(daemon) == [near, far]
         for how in ({"method": "off"}, {"num_speculative_tokens": 4}):
             assert list_toy_texts(daemon, how) == expected
-        part = daemon.status()["ready"]["part_pids"][1]
-        assert stream_while(daemon, lambda: os.kill(part, signal.SIGKILL)) == expected
-        assert daemon.status()["ready"]["part_pids"][1] != part
+        for fault in (kill_part, stop_part, cut_cable, lose_host):
+            part = daemon.status()["ready"]["part_pids"][1]
+            assert stream_while(daemon, partial(fault, hosts, part)) == expected, fault.__name__
+            assert daemon.status()["ready"]["part_pids"][1] != part, fault.__name__
+
+
+def kill_part(_: ManyHosts, part: int) -> None:
+    os.kill(part, signal.SIGKILL)
+
+
+def stop_part(_: ManyHosts, part: int) -> None:
+    os.kill(part, signal.SIGSTOP)
+
+
+def cut_cable(hosts: ManyHosts, _: int) -> None:
+    """Until the host counts as cut off."""
+    hosts.cable(1, "down")
+    time.sleep(_CUT_S)
+    hosts.cable(1, "up")
+
+
+def lose_host(hosts: ManyHosts, _: int) -> None:
+    hosts.leave(1)
+    hosts.join(1)
 
 
 def stream_while(daemon: Daemon, happens: Callable[[], None], **asked: Any) -> list[str]:

@@ -35,9 +35,11 @@ class Host:
 
 @dataclass(slots=True)
 class ManyHosts:
-    """The hosts, of which the first has Ray's head. `directory`: Ray's."""
+    """The hosts, of which the first has Ray's head. `switch`: the namespace that all cables end in; `directory`:
+    Ray's."""
 
     hosts: list[Host]
+    switch: str
     directory: Path
 
     @property
@@ -61,6 +63,10 @@ class ManyHosts:
             arguments = (f"--address={self.address}",)
         host.node = join_ray(host.name, host.address, self.directory, *arguments, processors=16)
 
+    def cable(self, number: int, state: str) -> None:
+        """Plug a host's cable in ("up") or out ("down")."""
+        run_ip("-n", self.switch, "link", "set", f"port{number}", state)
+
     def leave(self, number: int) -> None:
         """Kill everything of Ray on a host, at once."""
         host = self.hosts[number]
@@ -83,7 +89,7 @@ def join_hosts(monkeypatch: pytest.MonkeyPatch, count: int, joined: int) -> Iter
         ("RAY_USAGE_STATS_ENABLED", "0"),
     ):
         monkeypatch.setenv(name, value)
-    made = ManyHosts(hosts, Path(tempfile.mkdtemp(prefix="ob")))
+    made = ManyHosts(hosts, switch, Path(tempfile.mkdtemp(prefix="ob")))
     try:
         try:
             _lay_switch(switch, hosts)
