@@ -51,8 +51,8 @@ _CPU_MEMORY = MemoryCosts(
     mlp_floats=2,
     hidden_floats=4,
 )
-# Without AMX no layer is packed again. Seen of 10 to 15 layers of SmolLM2 135M, and of 14 of Qwen2.5-Coder 1.5B with and
-# without the head (AMD family 26): all are planned within 4 % of their peaks (ADR 0120).
+# Without AMX no layer is packed again. By the peaks of 10 to 15 layers of SmolLM2 135M, and of 14 and 17 of
+# Qwen2.5-Coder 1.5B, with the head and without (AMD family 26): these are planned within 4 % (ADR 0120).
 _NO_AMX_MEMORY = replace(
     _CPU_MEMORY, fixed_bytes=48 * MIB, layer_bytes=500_000, weights_copies=2.2, layers_copies_16bit=0, scores_rows=96
 )
