@@ -51,11 +51,6 @@ _CPU_MEMORY = MemoryCosts(
     mlp_floats=2,
     hidden_floats=4,
 )
-# Without AMX no layer is packed again. By the peaks of 10 to 15 layers of SmolLM2 135M, and of 14 and 17 of
-# Qwen2.5-Coder 1.5B, with the head and without (AMD family 26): these are planned within 4 % (ADR 0120).
-_NO_AMX_MEMORY = replace(
-    _CPU_MEMORY, fixed_bytes=48 * MIB, layer_bytes=500_000, weights_copies=2.2, layers_copies_16bit=0, scores_rows=96
-)
 _AMX = "amx_tile"
 _WEIGHTS = (Precision.FP32, Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4)
 _NPU_WEIGHTS = (Precision.INT8,)
@@ -142,8 +137,8 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
 
 
 def _find_cpu_memory() -> MemoryCosts:
-    """Return what this processor holds."""
-    return _CPU_MEMORY if _AMX in processor().isa else _NO_AMX_MEMORY
+    """Return what this processor holds. Without AMX it packs no layer again."""
+    return _CPU_MEMORY if _AMX in processor().isa else replace(_CPU_MEMORY, layers_copies_16bit=0)
 
 
 def _nncf(weights: WeightsFormat) -> str:
