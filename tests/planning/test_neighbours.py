@@ -38,7 +38,10 @@ def write(
     return path, load_config(path)
 
 
-LARGE = "placement: {keep_free: 0.0, concurrency: 4096}\n"
+LARGE = (
+    "placement: {keep_free: 0.0, concurrency: 1024, prompt_tokens: 1024, output_tokens: 512}\n"
+    "limits: {max_running: 1024}\n"
+)
 """A load whose KV cache takes all of a simulated device."""
 
 
