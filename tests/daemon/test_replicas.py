@@ -44,7 +44,7 @@ def expected(plain: Daemon) -> dict[int, str]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(configuration(tmp_path_factory.mktemp("two"), script="base_ms=10", replicas="2")) as daemon:
+    with running(configuration(tmp_path_factory.mktemp("two"), script="base_ms=10&row_ms=3", replicas="2")) as daemon:
         until_all_serve(daemon)
         yield daemon
 
