@@ -63,11 +63,11 @@ def measure_models(targets: Sequence[ClusterConfig], base: Path) -> ModelsMemory
     return ModelsMemory(terms, memory, tuple(unknown))
 
 
-def explain_misfit(targets: Sequence[ClusterConfig], model_needs: ModelsMemory) -> tuple[Place, str] | None:
+def explain_misfit(targets: Sequence[ClusterConfig], models_memory: ModelsMemory) -> tuple[Place, str] | None:
     """Return where in the file, and why, models cannot all have their turn; None where they can."""
-    needs = [each.needs for each in model_needs.terms]
-    pinned = [number for number, each in enumerate(model_needs.terms) if each.keep == "always"]
-    misfit = find_misfit(needs, pinned, model_needs.memory)
+    needs = [each.needs for each in models_memory.terms]
+    pinned = [number for number, each in enumerate(models_memory.terms) if each.keep == "always"]
+    misfit = find_misfit(needs, pinned, models_memory.memory)
     if misfit is None:
         return None
     parts = [

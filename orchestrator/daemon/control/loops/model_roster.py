@@ -95,9 +95,9 @@ class ModelGate:
             waiting=waiting,
         )
 
-    def _observe_stage(self, told_stage: TellStage) -> None:
-        if told_stage.stage is ModelStage.UNLOADING and self._waiting:
-            self.refuse(told_stage.why)
+    def _observe_stage(self, event: TellStage) -> None:
+        if event.stage is ModelStage.UNLOADING and self._waiting:
+            self.refuse(event.why)
         self.release_waiting()
 
     def _hear(self) -> None:
