@@ -28,7 +28,8 @@ def cluster(
         typer.Option(help="The cores of a host, as in 0,1 (`all`: every core); once for each. Else three hosts."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A model's source, as in cluster.yaml. Else a simulated one.")
+        str | None,
+        typer.Option(help="A model's source, as in cluster.yaml. Else the default model, or a simulated one."),
     ] = None,
     adapter: Annotated[str, typer.Option(help="Its runtime; `auto` chooses, with --mixed all of them.")] = "simulated",
     mixed: Annotated[
@@ -55,12 +56,14 @@ def cluster(
     from outrider_lab.bench.cluster.run import BARS, ClusterBench, ClusterLoad
     from outrider_lab.chaos.mixed import BARS as MIXED_BARS
     from outrider_lab.chaos.mixed import SIMULATED, MixedBench, list_members
+    from outrider_lab.chaos.service import DEFAULT_SOURCE
 
     check_json_path(json_out)
     sets = [_read_cores(one) for one in cores or (["all"] * 3 if mixed else _default_cores())]
     if len(sets) < 2:
         raise BenchError("--cores: a cluster has two hosts at least; give it once for each")
-    model = model or (SIMULATED if mixed else "simulated:toy?base_ms=2&row_ms=4")
+    simulated = SIMULATED if mixed else "simulated:toy?base_ms=2&row_ms=4"
+    model = model or (simulated if adapter == "simulated" else DEFAULT_SOURCE)
     requests = tuple(sorted(set(concurrency or (1, 4, 16 if mixed else 12))))
     load = ClusterLoad({"source": model, "adapter": adapter}, requests, output_tokens, seconds)
     console = Console(stderr=True)
