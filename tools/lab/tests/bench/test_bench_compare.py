@@ -20,7 +20,7 @@ from outrider_lab.bench.compare.figures import (
     summarise_engine,
 )
 from outrider_lab.bench.compare.pairs import Pair, compare_pairs, rates_of
-from outrider_lab.bench.compare.peers import compare_with_peers
+from outrider_lab.bench.compare.peers import compare_with_peers, summarise_beside
 from outrider_lab.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
 from outrider_lab.bench.compare.table import beside_cells, list_beside, list_notes
 from outrider_lab.bench.compare.turns import NamedPrompt, Turns, alternate, load_engines, split_waves
@@ -357,7 +357,8 @@ def test_outrider_is_beside_each_engines_best_mode():
     def row(engine: str, mode: str, tok_s: float, together: float | None, **categories: float) -> dict[str, object]:
         ratios = {"tok_s": tok_s, "tpot": tok_s} | ({} if together is None else {"at_once_tok_s": together})
         its = {name: {"tok_s_vs_outrider": ratio} for name, ratio in categories.items()}
-        return {"engine": engine, "mode": mode, "vs_outrider": ratios, "categories": its}
+        same = {"same_as_plain": 1.0, "same_in_company": 1.0}
+        return {"engine": engine, "mode": mode, "vs_outrider": ratios, "categories": its, **same}
 
     rows: list[dict[str, object]] = [
         row("outrider", "plain", 1.0, 1.0, coding=1.0, rag=1.0),
@@ -368,7 +369,19 @@ def test_outrider_is_beside_each_engines_best_mode():
         row("other", "plain", 2.0, None, coding=2.0),
         {"engine": "gone", "mode": "plain"},
     ]
-    found = {(one["mode"], one["engine"]): one for one in compare_with_peers(rows)}
+    beside = compare_with_peers(rows)
+    assert summarise_beside(rows, beside, 8) == pytest.approx(
+        {
+            "vs_best_peer_1": 0.75,
+            "vs_best_peer_8": 1.5,
+            "tpot_vs_best_peer": 0.75,
+            "worst_category_vs_peer": 0.6,
+            "identical": True,
+            "drafts_vs_plain_8": 0.9,
+        }
+    )
+    assert summarise_beside(rows[:2], [], 8) == {}
+    found = {(one["mode"], one["engine"]): one for one in beside}
     assert set(found) == {(mode, engine) for mode in ("plain", "speculative") for engine in ("llama.cpp", "other")}
     one = found["speculative", "llama.cpp"]
     assert one["tok_s"] == pytest.approx(1.25)

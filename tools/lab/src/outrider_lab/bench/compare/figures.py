@@ -13,8 +13,8 @@ from device_profiles.units import MS_PER_S
 from outrider_lab.bench.compare.pairs import Pair, compare_pairs
 from outrider_lab.peers.contract import Answer, Score
 
-OUTRIDER, CONTROL = "outrider", "control"
-BASE = f"{OUTRIDER} plain"
+OUTRIDER, CONTROL, PLAIN, SPECULATIVE = "outrider", "control", "plain", "speculative"
+BASE = f"{OUTRIDER} {PLAIN}"
 RATIOS = ("tok_s", "tpot", "ttft", "at_once_tok_s")
 
 FORMULAS = {
@@ -37,6 +37,10 @@ FORMULAS = {
     "pair": "an engine's rate over the geometric mean of Outrider plain's for the same prompt, before it and behind",
     "vs_outrider": "geometric mean over prompts of a prompt's median pair (TPOT, TTFT: of rates); above 1: better",
     "beside_peers": "Outrider's vs_outrider over that of the other engine's best mode for that rate; above 1: better",
+    "vs_best_peer_N": "Outrider as configured, N requests together, over the engine that is the best of all: tokens/s",
+    "tpot_vs_best_peer": "the same of tokens behind the first, one request at a time; ttft_vs_best_peer: of the first",
+    "worst_category_vs_peer": "the least of the categories' ratios of tokens/s to that engine, one request at a time",
+    "drafts_vs_plain_N": "Outrider with drafts over without them, N requests together: tokens/s",
     "quartiles": "lower and upper quartile of the ratios of all pairs: prompts differ, and so does the machine's noise",
     "interval": "95 % bootstrap interval of a ratio, pairs drawn within prompts: what a repetition may show",
     "control": "Outrider plain once more, in a process of its own: its distance to 1 is the machine's noise",
@@ -181,10 +185,10 @@ def count_shared(left: Sequence[int], right: Sequence[int]) -> int:
 
 def compare_rows(rows: Sequence[dict[str, Any]], runs: Sequence[EngineRun], categories: Mapping[str, str]) -> None:
     """Add to each row its ratios to Outrider's plain mode, by category too, and `same_as_plain`."""
-    plains = {run.engine: run.fastest for run in runs if run.mode == "plain"}
+    plains = {run.engine: run.fastest for run in runs if run.mode == PLAIN}
     for row, run in zip(rows, runs, strict=True):
         plain = plains.get(run.engine)
-        if run.fastest and plain and run.mode != "plain":
+        if run.fastest and plain and run.mode != PLAIN:
             row["same_as_plain"] = _share_same(run.fastest, plain)
         if not run.fastest:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider_lab.bench.compare.figures import CONTROL, OUTRIDER, RATIOS
+from outrider_lab.bench.compare.figures import CONTROL, OUTRIDER, PLAIN, RATIOS, SPECULATIVE
 
 
 def compare_with_peers(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -21,6 +21,36 @@ def compare_with_peers(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         for engine in engines
         for own in ours
     ]
+
+
+def summarise_beside(
+    rows: Sequence[Mapping[str, Any]], beside: Sequence[Mapping[str, Any]], at_once: int
+) -> dict[str, Any]:
+    """Return how Outrider as configured stands beside the best of all other engines, `beside` being of
+    `compare_with_peers`. What was not measured is left out."""
+    modes = {row["mode"]: row for row in rows if row["engine"] == OUTRIDER and row.get("vs_outrider")}
+    mode = SPECULATIVE if SPECULATIVE in modes else PLAIN
+    own = [row for row in beside if row["mode"] == mode]
+    keys = {
+        "tok_s": "vs_best_peer_1",
+        "at_once_tok_s": f"vs_best_peer_{at_once}",
+        "tpot": "tpot_vs_best_peer",
+        "ttft": "ttft_vs_best_peer",
+    }
+    figures: dict[str, Any] = {
+        key: min(row[rate] for row in own if rate in row)
+        for rate, key in keys.items()
+        if any(rate in row for row in own)
+    }
+    rated = [row for row in own if row["categories"]]
+    if rated:
+        figures["worst_category_vs_peer"] = min(min(rated, key=lambda row: float(row["tok_s"]))["categories"].values())
+    if mode == SPECULATIVE:
+        speculative = modes[mode]
+        figures["identical"] = speculative["same_as_plain"] == 1.0 and speculative["same_in_company"] in (1.0, None)
+        if together := speculative["vs_outrider"].get("at_once_tok_s"):
+            figures[f"drafts_vs_plain_{at_once}"] = together
+    return figures
 
 
 def _compare(own: Mapping[str, Any], theirs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from outrider_lab.bench.compare.table import (
     beside_cells,
     format_figure,
     list_beside,
+    list_figures,
     list_notes,
     rest_cells,
     speed_cells,
@@ -43,6 +44,7 @@ def list_sections(result: dict[str, Any]) -> Iterator[Section]:
     if beside := result["beside_peers"]:
         yield Section("Times another engine's best mode", [BESIDE_HEADS, *map(beside_cells, beside)])
         yield Section("The same by category, tokens/s", lines=list_beside(result))
+        yield Section("Beside the best of all", lines=list_figures(result))
     facts = sorted({name for row in rows for name in row["runs"]})
     ran = [[f"{row['engine']} {row['mode']}", *(row["runs"].get(name, "") for name in facts)] for row in rows]
     yield Section("What really ran", [["engine", *facts], *ran])

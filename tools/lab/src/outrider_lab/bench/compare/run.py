@@ -30,7 +30,7 @@ from outrider_lab.bench.compare.figures import (
     list_requests,
     summarise_engine,
 )
-from outrider_lab.bench.compare.peers import compare_with_peers
+from outrider_lab.bench.compare.peers import compare_with_peers, summarise_beside
 from outrider_lab.bench.compare.turns import NamedPrompt, Tell, Turns, load_engines
 from outrider_lab.peers.contract import PeerPrompt
 
@@ -68,7 +68,7 @@ def compare_engines(asked: Asked, texts: Sequence[PromptText], size: CompareSize
         if reference is not None:
             turns.score(reference.texts)
         turns.note_memory()
-    return report_of(runs, prompts, reference) | {
+    return report_of(runs, prompts, reference, size.at_once) | {
         "commands": list_commands(runs),
         "environment": describe_environment(asked, size, len(prompts))
         | {
@@ -79,17 +79,24 @@ def compare_engines(asked: Asked, texts: Sequence[PromptText], size: CompareSize
 
 
 def report_of(
-    runs: Sequence[EngineRun], prompts: Sequence[NamedPrompt], reference: ReferenceAnswers | None
+    runs: Sequence[EngineRun], prompts: Sequence[NamedPrompt], reference: ReferenceAnswers | None, at_once: int
 ) -> dict[str, Any]:
-    """Return the rows with their ratios, those to other engines' best modes, the formulas, and the times of every
-    answer."""
+    """Return the rows with their ratios, those to other engines' best modes, `figures` of Outrider beside the best of
+    all, the formulas, and the times of every answer."""
     categories = {one.key: one.category for one in prompts}
     rows = [summarise_engine(run, categories, reference) for run in runs]
     compare_rows(rows, runs, categories)
     requests = [one for run in runs for one in list_requests(run)]
     pairs = [one for run in runs for one in list_pairs(run)]
     beside = compare_with_peers(rows)
-    return {"summary": rows, "beside_peers": beside, "formulas": FORMULAS, "requests": requests, "pairs": pairs}
+    return {
+        "summary": rows,
+        "beside_peers": beside,
+        "figures": summarise_beside(rows, beside, at_once),
+        "formulas": FORMULAS,
+        "requests": requests,
+        "pairs": pairs,
+    }
 
 
 def encode_prompts(texts: Sequence[PromptText], tokenizer: Tokenizer) -> list[NamedPrompt]:

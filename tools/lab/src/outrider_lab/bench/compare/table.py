@@ -84,6 +84,14 @@ def beside_cells(one: dict[str, Any]) -> list[str]:
     return [one["mode"], one["engine"], *cells]
 
 
+def list_figures(result: dict[str, Any]) -> list[str]:
+    """Return a line for each figure of Outrider beside the best of all other engines."""
+    return [
+        f"{name}: {value:.2f}" if isinstance(value, float) else f"{name}: {value}"
+        for name, value in result["figures"].items()
+    ]
+
+
 def list_beside(result: dict[str, Any]) -> list[str]:
     """Return a line of ratios by category for each mode of Outrider and each other engine."""
     return [
@@ -129,7 +137,7 @@ def print_comparison(result: dict[str, Any]) -> None:
     _print_table(console, "quality, determinism, memory", REST_HEADS, map(rest_cells, rows))
     if beside := result["beside_peers"]:
         _print_table(console, "times the other engine's best mode", BESIDE_HEADS, map(beside_cells, beside))
-    for line in list_beside(result):
+    for line in [*list_figures(result), *list_beside(result)]:
         console.print(line, markup=False, highlight=False)
     for row in rows:
         its = ", ".join(f"{name} {value}" for name, value in row["runs"].items())
