@@ -62,7 +62,7 @@ _TABLE: Final[dict[Effect, dict[str, str]]] = {
         "exclude anti_affinity replicas_apart zones sharding standby keep_free profile improve "
         "drift_tolerance replan_pause_s drift_after_s load_lasts_s score_weights",
         "failover": "standby",
-        "limits": "kv_cache max_running max_batch_rows",
+        "limits": "kv_cache kv_disk max_running max_batch_rows",
     },
     Effect.RESTART: {
         "model": "source name keep idle_s",

@@ -60,6 +60,10 @@ class Limits(Section):
     the bound is half or twice that."""
     prefix_reuse: bool = True
     """Keep the KV cache of prompts while there is room, and begin later requests with it where they begin alike."""
+    kv_disk: Size = Field(default=ByteSize(0))
+    """Disk for the KV cache of beginnings that several requests had, as system prompts, in the model store of each
+    host: a worker that starts anew, or has forgotten them, reads them. `0 B` keeps none. The files hold what prompts
+    said."""
     request_timeout_s: float = Field(default=0.0, ge=0, le=86_400)
     """The longest time for one request, its waiting included; 0 is no limit. A request may ask for less."""
     quarantine_s: float = Field(default=3600.0, ge=0, le=86_400)

@@ -96,6 +96,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         objectives=objectives_of(config.slo),
         across_hosts=_is_across_hosts(config),
         predicted_depth=config.speculation.max_predicted_tokens,
+        kv_disk_bytes=int(config.limits.kv_disk),
     )
 
 

@@ -193,6 +193,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """Workers on other machines may have to reach it."""
     predicted_depth: int = 0
     """As in ReadyDrafting."""
+    kv_disk_bytes: int = 0
+    """Beginnings of prompts may take so much on disk; 0: none are kept."""
     memory_share: int = 1
     """The KV cache and forwards are at most one part of so many, as larger ones had no memory."""
 

@@ -200,6 +200,8 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     """Tokens that were looked up in the prefix cache."""
     prefix_hits: int = 0
     """Those of them that were found."""
+    prefix_loaded: int = 0
+    """Those of them that were read from disk."""
     drafters: list[DrafterState] = []
     """In order of cost."""
     peak_rss_bytes: int = 0

@@ -17,6 +17,7 @@ from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.engine.grammar import Grammars
 from orchestrator.worker.engine.loop import DecodeLoop
+from orchestrator.worker.engine.prefix_cache import KeptPrefixes
 from policies.sampling import Sampling, ToleranceGoal
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.adaptive import Adaptive
@@ -58,6 +59,7 @@ def loop_over(
     policy: DepthPolicy | None = None,
     clock: Clock | None = None,
     objectives: Objectives = NO_OBJECTIVES,
+    kept: KeptPrefixes | None = None,
 ) -> DecodeLoop:
     """A decode loop."""
     return DecodeLoop(
@@ -72,6 +74,7 @@ def loop_over(
         tolerance=tolerance,
         grammars=grammars or GrammarCompiler(Tokenizer.bytes_only, model.spec.vocabulary_size),
         objectives=objectives,
+        kept=kept,
     )
 
 

@@ -31,7 +31,7 @@ from policies.serving.flights import FlightCosts, choose_flights, observe_flight
 
 _COUNTS = (
     *("running", "waiting", "preemptions", "rounds"),
-    *("prefix_queries", "prefix_hits", "out_of_memory", "not_finite"),
+    *("prefix_queries", "prefix_hits", "prefix_loaded", "out_of_memory", "not_finite"),
 )
 _REMOTE_COUNTS = ("asks", "in_time", "late", "wait_ms", "connections", "ahead_hits", "ahead_misses")
 _DRAFTER_COUNTS = ("rounds", "draft_ms", "drafted", "accepted", "statistics_drafted", "statistics_accepted")

@@ -20,7 +20,7 @@ from orchestrator.worker.engine.batch import ScheduledSequence, rows_of
 from orchestrator.worker.engine.constraints import RowConstraints
 from orchestrator.worker.engine.draft_counts import DrafterCounts, RoundDraftCounts, count_verdict
 from orchestrator.worker.engine.grammar import Grammars
-from orchestrator.worker.engine.prefix_cache import PrefixCache, StartPages
+from orchestrator.worker.engine.prefix_cache import KeptPrefixes, PrefixCache, StartPages
 from orchestrator.worker.engine.request_checks import find_refusal
 from orchestrator.worker.engine.round import Round, WaitingForward, split_rows
 from orchestrator.worker.engine.round_traces import RoundTraces
@@ -53,7 +53,8 @@ class DecodeLoop:
     """Continuous batching over one target. Not thread-safe: the engine's thread owns it, `prepare` excepted.
 
     `policy` chooses depths; `max_depth` bounds every request's, and a request may ask for less. `max_itl_ms` bounds a
-    forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
+    forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed, or with
+    what is `kept`.
     `grammars` starts the grammars that requests ask for. `tolerance` is what the rule of that name is to reach.
     `low_acceptance_rate`: drafters below it are warned of.
     `objectives`: what requests are to have. `scheduler`: who runs and who waits. `expected_ms`: the predicted time of
@@ -76,6 +77,7 @@ class DecodeLoop:
         grammars: Grammars,
         low_acceptance_rate: float = THRESHOLD,
         objectives: Objectives = NO_OBJECTIVES,
+        kept: KeptPrefixes | None = None,
     ) -> None:
         self._target = target
         self._staged = target if isinstance(target, StagedModel) else None
@@ -85,7 +87,7 @@ class DecodeLoop:
         max_depth = max_depth if drafter is not None and target.capabilities.rewinds else 0
         self._speculator = Speculator(target, drafter or NoDrafter(), policy, max_depth=max_depth, watch=self._watch)
         self._clock = clock
-        self._prefixes = PrefixCache(target, enabled=prefix_reuse)
+        self._prefixes = PrefixCache(target, enabled=prefix_reuse, kept=kept)
         self.scheduler = Scheduler(
             *(target, self._prefixes, clock, lambda: self._speculator.policy.cost),
             max_running=max_running,
@@ -394,6 +396,7 @@ class DecodeLoop:
             peak_rss_bytes=peak_rss_bytes,
             prefix_queries=self._prefixes.queries,
             prefix_hits=self._prefixes.hits,
+            prefix_loaded=self._prefixes.loaded,
             tolerance_deltas=self._verifier.deltas,
             tolerance_recalibrations=self._verifier.recalibrations,
             low_acceptance=self._watch.standing(),

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from adapters.loaded_model import LoadedModel
 from orchestrator.worker.engine.sequence import SequenceState
 
 
-class PrefixCache:
-    """Lets sequences begin with what the target remembers, and counts what it saved. It does nothing where not
-    `enabled`, or where slots cannot be rolled back. `queries` and `hits` are tokens that were looked up and found."""
+class KeptPrefixes(Protocol):
+    """Beginnings of prompts that outlive what the target remembers."""
 
-    def __init__(self, target: LoadedModel, *, enabled: bool) -> None:
+    def load(self, slot: int, tokens: Sequence[int], held: int) -> int:
+        """Let a slot that holds `held` positions begin with the longest kept beginning of `tokens`. Returns how many
+        positions it has of it; 0: none, or no more than it holds."""
+        ...
+
+    def keep(self, slot: int, tokens: Sequence[int]) -> None:
+        """A request begins with these tokens, which its slot holds and an earlier one had computed."""
+        ...
+
+
+class PrefixCache:
+    """Lets sequences begin with what the target remembers, or else with what is `kept`, and counts what it saved. It
+    does nothing where not `enabled`, or where slots cannot be rolled back. `queries` and `hits` are tokens that were
+    looked up and found; `loaded` are those that were kept and not remembered."""
+
+    def __init__(self, target: LoadedModel, *, enabled: bool, kept: KeptPrefixes | None = None) -> None:
         self._target = target
+        self._kept = kept
         self.enable(enabled)
         self.queries = 0
         self.hits = 0
+        self.loaded = 0
 
     def enable(self, enabled: bool) -> None:
         """Begin later requests with what is remembered, or do not."""
@@ -31,9 +48,14 @@ class PrefixCache:
         # A remembered prefix brings no logits, and a prompt that is to be scored needs them.
         if self._enabled and not sequence.computing and not sequence.scores_prompt:
             self._target.release(sequence.slot)
-            sequence.cached = sequence.reused = self._target.attach(
-                sequence.slot, sequence.tokens[: sequence.shared_limit]
-            )
+            tokens = sequence.tokens[: sequence.shared_limit]
+            sequence.cached = sequence.reused = self._target.attach(sequence.slot, tokens)
+            if self._kept is not None and not sequence.sought:
+                sequence.sought = True
+                if positions := self._kept.load(sequence.slot, tokens, sequence.cached):
+                    self.loaded += positions - sequence.cached
+                    sequence.cached = sequence.reused = positions
+                    self.remember(sequence)
 
     def count(self, sequence: SequenceState) -> None:
         """The sequence's next row is being computed: count, once a stay, what its prefix was good for."""
@@ -41,6 +63,8 @@ class PrefixCache:
             sequence.computing = True
             self.queries += len(sequence.tokens)
             self.hits += sequence.reused
+            if self._kept is not None and sequence.reused:
+                self._kept.keep(sequence.slot, sequence.tokens[: sequence.reused])
 
     def remember(self, sequence: SequenceState) -> None:
         """Let later requests begin with what this one has computed."""

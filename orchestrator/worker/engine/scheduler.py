@@ -349,7 +349,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT
-        sequence.cached = sequence.reused = 0
+        sequence.cached, sequence.reused, sequence.sought = 0, 0, False
         sequence.computing = False
 
     def observe(self, parts: Sequence[ScheduledSequence], forward_ms: float) -> None:

@@ -73,6 +73,8 @@ class SequenceState:
     cached: int = 0
     """The leading positions whose KV the slot holds and may be trusted; the rest is (re)computed."""
     reused: int = 0
+    sought: bool = False
+    """What is kept of its beginning was looked for, once in its stay."""
     computing: bool = False
     """A row of it was computed in this slot, or its pages were taken in."""
     queued_s: float = 0.0

@@ -38,9 +38,11 @@ from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.drafting.variants import VariantDrafter
 from orchestrator.worker.engine.flights import Flights
 from orchestrator.worker.engine.grammar import Grammars
+from orchestrator.worker.engine.kv_transfer.disk import KvDisk
 from orchestrator.worker.engine.kv_transfer.mover import KvMover, describe_layout
 from orchestrator.worker.engine.kv_transfer.page_inbox import PageInbox
 from orchestrator.worker.engine.loop import DecodeLoop
+from orchestrator.worker.engine.prefix_cache import KeptPrefixes
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.worker.loading.artefact_watch import ArtefactWatch
@@ -112,10 +114,11 @@ def build_loop(
     policy: DepthPolicy | None = None,
     clock: Clock | None = None,
     grammars: Grammars | None = None,
+    kept: KeptPrefixes | None = None,
 ) -> DecodeLoop:
     """Return a decode loop over a loaded target. `policy`: where it is not to be the adaptive one, which begins with
-    `first_cost`; `clock`: where it is not to be the machine's; `grammars`: where other loops share them. Raises what
-    forwards raise."""
+    `first_cost`; `clock`: where it is not to be the machine's; `grammars`: where other loops share them; `kept`: what
+    requests may begin with. Raises what forwards raise."""
     if policy is None:
         policy = adaptive(first_cost(target, options, drafts=drafter is not None), options)
     return DecodeLoop(
@@ -131,11 +134,16 @@ def build_loop(
         grammars=grammars or build_grammars(target),
         low_acceptance_rate=options.low_acceptance_rate,
         objectives=options.objectives,
+        kept=kept,
     )
 
 
 def build_flights(
-    target: LoadedSource, options: EngineOptions, drafters: Sequence[Drafter | None], first: FirstCost
+    target: LoadedSource,
+    options: EngineOptions,
+    drafters: Sequence[Drafter | None],
+    first: FirstCost,
+    kept: KeptPrefixes | None = None,
 ) -> Flights:
     """Return the decode loops of a target, one for each of these drafters: as many as `count_flights` says."""
     model, grammars = target.model, build_grammars(target)
@@ -143,7 +151,9 @@ def build_flights(
     if len(drafters) > 1 and isinstance(model, StagedModel):
         views = borrow_slots(model, len(drafters))
     loops = [
-        build_loop(replace(target, model=view), options, drafter, adaptive(first, options), grammars=grammars)
+        build_loop(
+            replace(target, model=view), options, drafter, adaptive(first, options), grammars=grammars, kept=kept
+        )
         for view, drafter in zip(views, drafters, strict=True)
     ]
     return Flights(model, loops, max_running=options.max_running)
@@ -187,8 +197,8 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
         raise
     first = first_cost(target, options, drafts=built[0].whole is not None)
     deepest = msgspec.structs.replace(options, max_depth=options.deepest)
-    loop = build_flights(target, deepest, [drafters.whole for drafters in built], first)
     mover = KvMover(target.model, describe_kv_format(target, options))
+    loop = build_flights(target, deepest, [drafters.whole for drafters in built], first, _open_kv_disk(mover, options))
     _open_inbox(mover, options, emit)
 
     def describe(now: EngineOptions, its: Sequence[Drafter]) -> Ready:
@@ -200,6 +210,16 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     watch = ArtefactWatch(Path(options.model.store), SystemClock())
     ready = describe(options, list_whole(built))
     return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, mover, watch, retuner)
+
+
+def _open_kv_disk(mover: KvMover, options: EngineOptions) -> KvDisk | None:
+    """Return what keeps beginnings of prompts on disk, where that was asked for and can be done."""
+    if not options.kv_disk_bytes:
+        return None
+    if not mover.moves:
+        sys.stderr.write("limits.kv_disk: nothing is kept, for the KV cache of this target cannot be moved\n")
+        return None
+    return KvDisk(mover, Path(options.model.store) / "kv", options.kv_disk_bytes)
 
 
 def _open_inbox(mover: KvMover, options: EngineOptions, emit: Emit) -> None:

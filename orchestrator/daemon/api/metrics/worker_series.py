@@ -30,6 +30,7 @@ _WORKER_COUNTS = {
     "tolerance_recalibrations": ("tolerance_recalibrations", "Tolerances learned anew as acceptance had drifted."),
     "prefix_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
     "prefix_hits": ("prefix_cache_hits", "Tokens found in the prefix cache."),
+    "prefix_loaded": ("prefix_cache_loaded", "Those of them that were read from disk."),
 }
 """Counts among `Gauges`, by the field."""
 _REMOTE_COUNTS = {

@@ -22,7 +22,7 @@ from orchestrator.worker.engine.kv_transfer.page_inbox import PageInbox
 _DIGEST_BYTES = 16
 _CRC_BYTES = 4  # of a CRC-32
 # ADR 0051: left free on the host behind a move. Not tuned.
-_LEAST_FREE_BYTES = 256 << 20
+LEAST_FREE_BYTES = 256 << 20
 
 
 class KvMover:
@@ -65,7 +65,7 @@ class KvMover:
         if length > memory.most_bytes:
             allowed = human_bytes(memory.most_bytes)
             raise SharedMemoryFailed(f"{human_bytes(length)} are more than the {allowed} allowed")
-        if read_host_memory().free_bytes < 2 * length + _LEAST_FREE_BYTES:
+        if read_host_memory().free_bytes < 2 * length + LEAST_FREE_BYTES:
             raise SharedMemoryFailed(f"the host has no memory for {human_bytes(length)} twice")
         checksum = _Checksum(self.format, tokens)
         with open_memory(memory, writing=True) as file:
