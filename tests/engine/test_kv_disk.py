@@ -65,8 +65,8 @@ def test_a_conversation_that_grows_is_not_kept(tmp_path):
     loop, _ = open_loop(tmp_path)
     tokens = list(SYSTEM)
     for turn in range(4):
-        said, _ = decode(loop, [Submit(str(turn), tokens, 24, stop_tokens=[END])])
-        tokens = [*tokens, *said[str(turn)], *range(40)]
+        answers, _ = decode(loop, [Submit(str(turn), tokens, 24, stop_tokens=[END])])
+        tokens = [*tokens, *answers[str(turn)], *range(40)]
     assert not list_files(tmp_path)
 
 

@@ -12,12 +12,12 @@ from orchestrator.worker.engine.sequence import SequenceState
 class KeptPrefixes(Protocol):
     """Beginnings of prompts that outlive what the target remembers."""
 
-    def load(self, slot: int, tokens: Sequence[int], held: int) -> int:
+    def load_prefix(self, slot: int, tokens: Sequence[int], held: int) -> int:
         """Let a slot that holds `held` positions begin with the longest kept beginning of `tokens`. Returns how many
         positions it has of it; 0: none, or no more than it holds."""
         ...
 
-    def keep(self, slot: int, tokens: Sequence[int]) -> None:
+    def keep_prefix(self, slot: int, tokens: Sequence[int]) -> None:
         """A request begins with these tokens, which its slot holds and an earlier one had computed."""
         ...
 
@@ -52,7 +52,7 @@ class PrefixCache:
             sequence.cached = sequence.reused = self._target.attach(sequence.slot, tokens)
             if self._kept is not None and not sequence.sought:
                 sequence.sought = True
-                if positions := self._kept.load(sequence.slot, tokens, sequence.cached):
+                if positions := self._kept.load_prefix(sequence.slot, tokens, sequence.cached):
                     self.loaded += positions - sequence.cached
                     sequence.cached = sequence.reused = positions
                     self.remember(sequence)
@@ -64,7 +64,7 @@ class PrefixCache:
             self.queries += len(sequence.tokens)
             self.hits += sequence.reused
             if self._kept is not None and sequence.reused:
-                self._kept.keep(sequence.slot, sequence.tokens[: sequence.reused])
+                self._kept.keep_prefix(sequence.slot, sequence.tokens[: sequence.reused])
 
     def remember(self, sequence: SequenceState) -> None:
         """Let later requests begin with what this one has computed."""

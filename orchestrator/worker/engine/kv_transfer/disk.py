@@ -64,7 +64,7 @@ class KvDisk:
         self._candidates: OrderedDict[str, None] = OrderedDict()
         self._lane = SideLane("KV pages to disk", gives_way=True)
 
-    def load(self, slot: int, tokens: Sequence[int], held: int) -> int:
+    def load_prefix(self, slot: int, tokens: Sequence[int], held: int) -> int:
         """Let a slot that holds `held` positions begin with the longest kept beginning of `tokens`. Returns how many
         positions it has of it; 0: none, or no more than it holds."""
         for positions, path in self._find(tokens, held):
@@ -85,7 +85,7 @@ class KvDisk:
             return positions
         return 0
 
-    def keep(self, slot: int, tokens: Sequence[int]) -> None:
+    def keep_prefix(self, slot: int, tokens: Sequence[int]) -> None:
         """A request begins with these tokens, which a slot holds and an earlier request had computed: keep them, if it
         is not the first one."""
         length = self._mover.count_bytes(len(tokens)) if len(tokens) >= LEAST_POSITIONS else 0
