@@ -62,7 +62,7 @@ class KvDisk:
         self._names: dict[int, set[str]] = {}  # by positions
         self._changed_ns = 0
         self._candidates: OrderedDict[str, None] = OrderedDict()
-        self._lane = SideLane("KV pages to disk", gives_way=True)
+        self._writer = SideLane("KV pages to disk", gives_way=True)
 
     def load_prefix(self, slot: int, tokens: Sequence[int], held: int) -> int:
         """Let a slot that holds `held` positions begin with the longest kept beginning of `tokens`. Returns how many
@@ -106,7 +106,7 @@ class KvDisk:
             parts = self._mover.export(slot, len(tokens), 0)
         except (Unsupported, MemoryError):
             return
-        self._lane.submit(self._write, self._directory / name, list(tokens), parts)
+        self._writer.submit(self._write, self._directory / name, list(tokens), parts)
 
     def _find(self, tokens: Sequence[int], held: int) -> list[tuple[int, Path]]:
         """Return the kept beginnings of `tokens` that are longer than `held`, and leave a token to compute: the longest
