@@ -140,6 +140,7 @@ def test_a_model_and_its_draft_need_no_configuration(tmp_path, outrider, monkeyp
     [
         (("--json", "/nowhere/out.json"), "no such directory"),
         (("--engine", "vllm"), "there is no engine 'vllm': write one of openvino_genai"),
+        (("--engine", "llama.cpp:fast"), "write one of openvino_genai:plain"),
         (("--endpoint", "vllm"), "write NAME=URL"),
         (("--model-of", "onnxruntime_genai=/nowhere"), "a directory that is there"),
         (("--weights", "q4"), "--weights is one of auto, as_file, fast"),

@@ -28,7 +28,10 @@ def compare(
         int, typer.Option(min=0, help="Score so many prompts with a float32 reference's answers; 0: no quality.")
     ] = 8,
     engine: Annotated[
-        list[str] | None, typer.Option(help="An engine beside Outrider; may be repeated. Else all that are known.")
+        list[str] | None,
+        typer.Option(
+            help="An engine beside Outrider, or a mode, as llama.cpp:plain; may be repeated. Else all that are known."
+        ),
     ] = None,
     endpoint: Annotated[
         list[str] | None, typer.Option(metavar="NAME=URL", help="An OpenAI endpoint (.../v1); may be repeated.")

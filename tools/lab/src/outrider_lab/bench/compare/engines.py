@@ -51,13 +51,15 @@ def list_engines(asked: Asked) -> list[EngineSpec]:
     """Return what is to be loaded, Outrider first. Raises BenchError."""
     known = [*names(), *asked.endpoints]
     only = [_ALIASES.get(name, name) for name in asked.only]
+    modes = [f"{peer.name}:{mode}" for peer in PEERS for mode in peer.modes]
     for name in [*only, *asked.directories]:
-        if name not in known:
-            raise BenchError(f"there is no engine {name!r}: write one of {', '.join(known)} (Outrider always runs)")
+        allowed = modes if ":" in name and name in only else known
+        if name not in allowed:
+            raise BenchError(f"there is no engine {name!r}: write one of {', '.join(allowed)} (Outrider always runs)")
     specs = _list_outrider(asked)
     for peer in PEERS:
-        if not only or peer.name in only:
-            specs += _list_modes(peer, asked)
+        its = _list_modes(peer, asked)
+        specs += [one for one in its if not only or peer.name in only or f"{peer.name}:{one.mode}" in only]
     for name, url in asked.endpoints.items():
         if not only or name in only:
             options = EndpointOptions(url, "", asked.tokenizer, dict(asked.headers), at_once=asked.at_once)
