@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from outrider_lab.bench.compare.ask import read_prompt_texts
+from outrider_lab.bench.compare.ask import build_asked, read_prompt_texts
 from outrider_lab.bench.compare.endpoint import EndpointOptions, parse_endpoint
+from outrider_lab.bench.compare.engines import list_engines
 from outrider_lab.bench.compare.figures import (
     EngineRun,
     ReferenceAnswers,
@@ -54,6 +55,15 @@ def ask_all(specs: list[EngineSpec], logs: Path) -> list[EngineRun]:
         turns.score([[1, 2, 3]])
         turns.note_memory()
     return rows
+
+
+@pytest.mark.model
+def test_one_mode_of_an_engine_is_asked_without_its_others():
+    asked = build_asked(None, ["llama.cpp:lookup"], [], [], [], "", "", 1, 1, model=MODEL)
+    assert [(one.engine, one.mode) for one in list_engines(asked)][2:] == [
+        ("outrider", "speculative"),
+        ("llama.cpp", "lookup"),
+    ]
 
 
 @pytest.mark.model
