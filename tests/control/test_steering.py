@@ -15,15 +15,20 @@ from orchestrator.daemon.control.events import (
     RequestQuarantined,
     RolloutAsked,
     Woke,
+    WorkerSaid,
 )
 from orchestrator.daemon.control.health.health import Part
+from orchestrator.daemon.control.port import StateView
+from orchestrator.daemon.control.streams.admission import ControlLimits, check_room
 from orchestrator.daemon.control.streams.request_history import RequestHistories, RequestHistory, belongs_to
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import ChooseDrafters
+from orchestrator.protocol.events import Failed
 from orchestrator.protocol.rounds import Delta, RequestStats
 from policies.serving.failover.health import Health
-from tests.control.test_standbys import COLD, serve, stand_by
-from tests.control.test_step import open_stream, spec
+from policies.serving.failover.standby import Readiness
+from tests.control.test_standbys import COLD, HOT, serve, stand_by
+from tests.control.test_step import World, open_stream, spec
 
 
 def test_a_failover_to_a_cold_standby_waits_until_it_serves_and_comes_back() -> None:
@@ -66,6 +71,53 @@ def test_a_standby_that_was_called_while_the_target_serves_keeps_its_place_until
     world.now_s += 60.0
     open_stream(world, "c")
     assert world.holder["c"][0] == 1, "new ones go to the target, which serves"
+
+
+@pytest.mark.parametrize("readiness", [HOT, COLD])
+def test_while_the_other_side_of_a_failover_is_away_its_worker_takes_requests(readiness: Readiness) -> None:
+    world = serve(stand_by(readiness=readiness))
+    world.tell(FailoverAsked("t0", "standby"))
+    world.start(1)
+    world.make_ready(1)
+    open_stream(world, "a")
+    world.decode(1, [3])
+    assert world.holder == {"a": (1, "a")}
+    for life in range(3):
+        world.end_process(1)
+        open_stream(world, f"b{life}")
+        assert {worker for worker, _ in world.holder.values()} == {0}, "nobody waits for the standby"
+        check_taken_in(world)
+        world.start(1)
+        world.make_ready(1)
+        assert {worker for worker, _ in world.holder.values()} == {1}, "the failover lasts until it is undone"
+    failed = Failed("no such device", restartable=False, kind="model_replaced")
+    world.tell(WorkerSaid(1, failed))
+    world.end_process(1)
+    check_taken_in(world)
+    assert {worker for worker, _ in world.holder.values()} == {0}
+
+
+@pytest.mark.parametrize("first", ["failover", "cordon"])
+def test_who_keeps_work_from_a_worker_besides_is_not_overruled_by_a_failover_whose_other_side_is_away(
+    first: str,
+) -> None:
+    world = serve(targets=2)
+    asked = [FailoverAsked("t0", "t1"), PartHeld(Part("worker", "t0"), Health.CORDONED)]
+    for event in asked if first == "failover" else reversed(asked):
+        world.tell(event)
+    world.end_process(1)
+    open_stream(world, "a")
+    assert world.holder == {}
+    assert world.state.health.judge((), world.now_s, "t0").held
+
+
+def check_taken_in(world: World) -> None:
+    """See that a request would be taken in, and not for want of a better view of the replicas."""
+
+    def look() -> StateView:
+        raise AssertionError("no replica takes requests")
+
+    check_room(world.state, ControlLimits(8, 8, 5), look, world.now_s)
 
 
 def test_a_choice_of_drafters_outlives_the_worker_that_it_was_told() -> None:

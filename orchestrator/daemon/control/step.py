@@ -266,6 +266,5 @@ def _end_hung(state: State, now_s: float) -> list[Action]:
 def _hold_part(state: State, part: Part, held: Health | None) -> list[Action]:
     """Keep work away from a part, as an operator asks, or let it work again."""
     state.health.hold(part, held)
-    if held is None:
-        state.steering.observe_release(part)
+    (state.steering.observe_release if held is None else state.steering.observe_hold)(part)
     return [LogLine("info", "%s: %s", (part, held.value if held is not None else "may work again"))]

@@ -1,7 +1,7 @@
 """What operators ask of streams, workers and drafters while all goes on. No effects.
 
 A failover lasts until it is undone: its worker gives its streams to the other one and takes no new ones. A standby that
-it is for is loaded first. A choice of drafters belongs to a replica's place, so the next worker there hears of it.
+it is for is loaded first. While the other one is away, its worker works: no client is refused for a failover. A choice of drafters belongs to a replica's place, so the next worker there hears of it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ _CANCELLED = "the operator of this server has cancelled this request"
 
 @dataclass(slots=True)
 class _Failover:
-    """`under_way`: the other one serves, and the streams are on their way."""
+    """`under_way`: the other one serves, and the streams are on their way. `kept`: an operator keeps work away from the
+    worker besides, whether the other one serves or not."""
 
     target: str
     under_way: bool = False
+    kept: bool = False
 
 
 class OperatorSteering:
@@ -67,13 +69,19 @@ class OperatorSteering:
                 return self._quarantine(event, now_s)
 
     def advance(self, now_s: float) -> list[Action]:
-        """Begin the failovers whose other side serves by now. What was asked of workers that are gone is over: a later
-        worker of the same name has nothing to do with it."""
+        """Begin the failovers whose other side serves by now, and let workers work whose other side is away. What was
+        asked of workers that are gone is over: a later worker of the same name has nothing to do with it."""
         self._forget_gone()
         actions: list[Action] = []
         for source, failover in self._failovers.items():
             target, giver = self._find(failover.target), self._find(source)
             serves = target is not None and target.rank is Rank.SERVING and target.serving
+            if failover.under_way and not serves and not failover.kept:
+                failover.under_way = False
+                self._health.hold(Part("worker", source), None)
+                self._router.unbind(source)
+                text = "worker %s takes work again, as %s is away"
+                actions.append(LogLine("warning", text, (source, failover.target)))
             if failover.under_way or giver is None or target is None or not serves:
                 continue
             failover.under_way = True
@@ -103,6 +111,11 @@ class OperatorSteering:
             line = LogLine("warning", "the choice of drafters of worker %s is over: one is gone", (replica.name,))
             return [line, Send(replica.worker, ChooseDrafters(None))]
         return [Send(replica.worker, ChooseDrafters(list(names)))]
+
+    def observe_hold(self, part: Part) -> None:
+        """An operator keeps work away from a part: a failover from there leaves that as it is."""
+        if part.kind == "worker" and (failover := self._failovers.get(part.name)) is not None:
+            failover.kept = True
 
     def observe_release(self, part: Part) -> None:
         """An operator lets a part work again: where that was failed over, its streams may go where they like."""
@@ -136,7 +149,8 @@ class OperatorSteering:
             self._health.hold(Part("worker", event.target), None)
             self._call(undone.target, called=False)
         known = self._failovers.get(event.source)
-        self._failovers[event.source] = _Failover(event.target)
+        kept = known.kept if known is not None else self._health.judge((), now_s, event.source).held
+        self._failovers[event.source] = _Failover(event.target, kept=kept)
         if known is not None and known.target != event.target:
             self._call(known.target, called=False)
         self._call(event.target, called=True)
