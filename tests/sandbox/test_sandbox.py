@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from adapters.chat_template import ChatTemplate, TemplateError
+from orchestrator.daemon.sandbox import sandbox as sandbox_module
 from orchestrator.daemon.sandbox.jobs import send_job
 from orchestrator.daemon.sandbox.sandbox import JobEnded, Sandbox, SandboxedTemplate
 from orchestrator.errors import RequestError
@@ -276,6 +277,44 @@ def test_a_child_ends_itself_where_the_daemon_stands_still(sandbox):
     send_job(child.link, ("template", (pickled, (ASKED,), {"add_generation_prompt": True}), 0.2))
     assert child.link.recv(1) == b""
     child.release()
+
+
+def test_a_child_that_comes_when_the_sandbox_is_closed_is_let_go(monkeypatch):
+    forked, closed = threading.Event(), threading.Event()
+    children = []
+
+    def fork(self):
+        child = sandbox_module._Nursery.fork(self._nursery)
+        children.append(child)
+        forked.set()
+        assert closed.wait(WITHIN_S)
+        return child
+
+    late = Sandbox()
+    late._fork().release()
+    monkeypatch.setattr(Sandbox, "_fork", fork)
+    late.start()
+    assert forked.wait(WITHIN_S)
+    late.close()
+    closed.set()
+    until(lambda: children[0].link.fileno() == -1, WITHIN_S)
+
+
+def test_a_nursery_that_starts_when_the_sandbox_is_closed_ends(monkeypatch):
+    late, nurseries = Sandbox(), []
+
+    class Nursery(sandbox_module._Nursery):
+        def __init__(self):
+            super().__init__()
+            nurseries.append(self)
+            late.close()
+
+    monkeypatch.setattr(sandbox_module, "_Nursery", Nursery)
+    with pytest.raises(RequestError, match="cannot be started"):
+        late.do("grammar", GOOD, WITHIN_S)
+    (nursery,) = nurseries
+    assert nursery._process.poll() is not None
+    assert nursery._link.fileno() == -1
 
 
 def test_a_bug_is_no_problem_of_the_text(sandbox):

@@ -195,10 +195,13 @@ class Sandbox:
     def close(self) -> None:
         """End all processes. Idempotent."""
         self._closed = True
-        while (child := self._take_idle()) is not None:
-            child.release()
+        self._release_idle()
         if self._nursery is not None:
             self._nursery.end()
+
+    def _release_idle(self) -> None:
+        while (child := self._take_idle()) is not None:
+            child.release()
 
     def _run(self, job: Job, child: Child) -> str:
         """Raises JobRefused, JobEnded and Killed."""
@@ -234,16 +237,18 @@ class Sandbox:
         if last:
             child.release()
             self.start()
-        elif self._closed or len(self._idle) >= _MOST_IDLE:
+        elif len(self._idle) >= _MOST_IDLE:
             child.release()
         else:
             self._idle.append(child)
+        if self._closed:  # perhaps meanwhile, in another thread
+            self._release_idle()
 
     def _restock(self) -> None:
         """Have a child that waits, where that is possible."""
         if not self._idle and not self._closed:
             with suppress(RequestError):
-                self._idle.append(self._fork())
+                self._put_back(self._fork(), last=False)
 
     def _fork(self) -> Child:
         """Return a new child. Raises RequestError 503."""
@@ -253,9 +258,12 @@ class Sandbox:
                     if self._closed:
                         break
                     self._nursery = self._nursery or _Nursery()
-                    return self._nursery.fork()
+                    if not self._closed:  # else `close` may have come too early to see it
+                        return self._nursery.fork()
+                    self._nursery.end()
                 except (OSError, ValueError) as error:
-                    _log.warning("the process that checks grammars and templates is started again: %s", error)
+                    if not self._closed:
+                        _log.warning("the process that checks grammars and templates is started again: %s", error)
                     if self._nursery is not None:
                         self._nursery.end()
                     self._nursery = None
