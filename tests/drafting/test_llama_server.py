@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -129,6 +130,24 @@ def test_what_a_request_waits_for_others_at_a_server_is_part_of_its_price(texts)
         for queue_ms in (0.0, completion.way_ms)
     )
     assert count_asked_tokens(shared, 16, 20.0, 0.0) < count_asked_tokens(alone, 16, 20.0, 0.0)
+
+
+def test_a_server_that_closes_all_connections_that_were_kept_is_asked_over_a_new_one(texts):
+    with serve_by_script(texts) as server, ThreadPoolExecutor(3) as pool:
+        client = LlamaServerClient(server.url, "", 60.0)
+        server.kept_requests, server.drops = 1, True
+        together, answer = threading.Barrier(3), server.answer
+
+        def answer_together(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            together.wait(60.0)
+            return answer(path, body)
+
+        server.answer = answer_together  # type: ignore[method-assign]
+        pending = [pool.submit(client.complete, texts[0][:3], 4) for _ in range(3)]
+        assert [completion.result().tokens for completion in pending] == [tuple(texts[0][3:7])] * 3
+        server.answer = answer  # type: ignore[method-assign]
+        assert client.complete(texts[0][:3], 4).tokens == tuple(texts[0][3:7])
+        client.close()
 
 
 def test_a_server_that_nobody_asks_any_more_drafts_nothing_ahead(expected, texts):

@@ -21,7 +21,8 @@ _KEPT_REQUESTS = 7  # of a connection, until it is closed
 class ScriptedLlamaServer:
     """Continues `texts` (whole sequences, prompts included); every `wrong_every`-th position is another token. A token
     takes `token_ms`. What it does wrong is its `fault`, "" for nothing; `prompts` are those that it was sent,
-    `most_busy` at a time."""
+    `most_busy` at a time. A connection is closed without a word behind `kept_requests`, and where it `drops`, only once
+    another request has come."""
 
     def __init__(self, texts: Sequence[Sequence[int]], *, wrong_every: int = 0, token_ms: float = 0.0, slots: int = 8):
         self.texts = [list(text) for text in texts]
@@ -31,6 +32,8 @@ class ScriptedLlamaServer:
         self.places = threading.Semaphore(slots)
         self.fault = ""
         self.key = ""
+        self.kept_requests = _KEPT_REQUESTS
+        self.drops = False
         self.prompts: list[list[int]] = []
         self.busy = self.most_busy = 0
         self.http = _Server(("127.0.0.1", 0), _build_handler(self))
@@ -146,7 +149,7 @@ def _build_handler(script: ScriptedLlamaServer) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self, body: dict[str, Any]) -> None:
             self.served += 1
-            if script.fault == "closed":
+            if script.fault == "closed" or self.served > script.kept_requests:
                 self.close_connection = True
                 return
             status, answer = 401, _error(401, "Invalid API Key", "authentication_error")
@@ -156,7 +159,7 @@ def _build_handler(script: ScriptedLlamaServer) -> type[BaseHTTPRequestHandler]:
             content = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
-            self.close_connection = self.served >= _KEPT_REQUESTS  # without a word, as if it were too slow to tell
+            self.close_connection = self.served >= script.kept_requests and not script.drops
             self.end_headers()
             self.wfile.write(content)
 

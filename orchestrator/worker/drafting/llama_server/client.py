@@ -15,7 +15,6 @@ from device_profiles.units import MS_PER_S
 from orchestrator.protocol.links.endpoint import GREETING_S, LinkLost
 
 _IDLE_S = 4.0  # the server closes a connection that was idle for 5 s
-_TRIES = 2  # it also closes one after so many requests, perhaps while the next one is on its way
 _NO_ROOM = "context size"  # in what it says where one sequence, or all together, are too long
 _T = TypeVar("_T")
 
@@ -183,18 +182,27 @@ class LlamaServerClient:
             raise ProtocolError(f"its answer to {path} makes no sense: {error}") from error
 
     def _send(self, method: str, path: str, content: bytes | None, within_s: float) -> httpx.Response:
+        """A server also closes a connection after so many requests, perhaps while the next one is on its way. That of a
+        kept one says nothing of the server, and every other that was kept may be closed by now: a new one is asked."""
         headers = {} if content is None else {"Content-Type": "application/json"}
-        for left in reversed(range(_TRIES)):
+        opened = False
+
+        def note(event: str, _details: object) -> None:
+            nonlocal opened
+            opened = opened or event == "connection.connect_tcp.started"
+
+        while True:
             try:
-                return self._http.request(method, path, content=content, headers=headers, timeout=within_s)
+                return self._http.request(
+                    *(method, path), content=content, headers=headers, timeout=within_s, extensions={"trace": note}
+                )
             except httpx.TimeoutException as error:
                 raise LinkLost(f"{self._url} does not answer") from error
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
-                if not left:
+                if opened:
                     raise LinkLost(f"{self._url} closed the connection ({error})") from error
             except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:  # closed by another thread
                 raise LinkLost(f"{self._url}: {error}") from error
-        raise AssertionError("unreachable")
 
 
 def _explain(response: httpx.Response) -> Exception:
