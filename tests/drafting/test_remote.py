@@ -145,9 +145,12 @@ def answering(answer: Callable[[DraftRequest, Link], None], **welcome: Any) -> I
 
     thread = threading.Thread(target=play, daemon=True)
     thread.start()
-    yield door.endpoint
-    door.listening[0].shutdown(2)
-    thread.join(10.0)
+    try:
+        yield door.endpoint
+    finally:
+        door.listening[0].shutdown(2)
+        thread.join(10.0)
+        door.close()
     door.close()
 
 
