@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import InternalServerError
+from openai import DEFAULT_MAX_RETRIES, InternalServerError
 
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_replicas import Readers, ask
@@ -26,8 +26,8 @@ def expected(plain: Daemon) -> dict[int, str]:
 
 
 def ask_for_headers(daemon: Daemon) -> tuple[str, str]:
-    """Who answers, and what is said."""
-    answer = daemon.client.completions.with_raw_response.create(**ask(0))
+    """Who answers, and what is said, to a client that asks again as clients do by default."""
+    answer = daemon.client.with_options(max_retries=DEFAULT_MAX_RETRIES).completions.with_raw_response.create(**ask(0))
     return answer.headers.get("x-outrider-standby", ""), answer.parse().choices[0].text
 
 
