@@ -1,7 +1,8 @@
 """What operators ask of streams, workers and drafters while all goes on. No effects.
 
 A failover lasts until it is undone: its worker gives its streams to the other one and takes no new ones. A standby that
-it is for is loaded first. While the other one is away, its worker works: no client is refused for a failover. A choice of drafters belongs to a replica's place, so the next worker there hears of it.
+it is for is loaded first. While the other one is away, its worker works: no client is refused for a failover. A choice
+of drafters belongs to a replica's place, so the next worker there hears of it.
 """
 
 from __future__ import annotations
