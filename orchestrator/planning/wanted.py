@@ -39,7 +39,7 @@ class DraftCandidate:
     """A draft model to choose, and the chance that a token of it is accepted. `index`: its place in `drafts` of
     cluster.yaml; `name`: what the daemon calls it. `cascade`: it checks cheaper drafters' tokens in its steps.
     `placed`: cluster.yaml says that it runs in the target's process, and where: it is there whatever a plan chooses.
-    """
+    `entry`: what stands there; None where it is sketched."""
 
     model: PlannedModel
     acceptance: tuple[float, ...]
@@ -47,6 +47,11 @@ class DraftCandidate:
     name: str = ""
     cascade: bool = False
     placed: bool = False
+    entry: ModelDraft | None = None
+
+    def is_unchanged(self, before: DraftCandidate) -> bool:
+        """Return whether it is the same model, started by the same entry, wherever that stands."""
+        return (self.model, self.entry) == (before.model, before.entry)
 
 
 class PlanError(OutriderError):
@@ -140,6 +145,7 @@ def build_request_from_config(
                 name,
                 draft.cascade == "auto" and draft.mismatched_vocabulary == "refuse",
                 draft.process == "target" and AUTO not in (draft.adapter, draft.device),
+                draft,
             )
             for index, (draft, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True))
             if isinstance(draft, ModelDraft)

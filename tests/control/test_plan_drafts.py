@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from orchestrator.config.drafts import ModelDraft
 from orchestrator.daemon.control.actions import TellUseless
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.loops.planner_port import DriftPolicy
+from orchestrator.planning.proposal import PlanProposal, build_proposal
 from orchestrator.protocol.contract import WorkerSpec
 from tests.control.test_plan_keeper import Clock, Making, Workers, name_workers, sample_for, until
 from tests.policies.test_running import plan
@@ -49,7 +54,7 @@ DRAFT_WORKER = WorkerSpec("model", "", {}, device="CPU")
 
 def keep(directory, workers: Workers, *, replicas: int) -> PlanKeeper:
     """Keep a plan with a draft on the CPU, which the target could be on as well. There may be so many replicas."""
-    proposal = plan(directory, also_on_cpu_ms=20.0, most_replicas=replicas, concurrency=4)
+    proposal = with_entry(plan(directory, also_on_cpu_ms=20.0, most_replicas=replicas, concurrency=4), threads=1)
     running = replace(name_workers(proposal), drafts=((DRAFT_WORKER,),))
     return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, 0.0), Clock(1000.0))
 
@@ -78,3 +83,28 @@ async def test_where_there_may_be_no_replica_more_the_plan_stays_and_says_why(tm
     await until(kept, 1)
     assert workers.replaced == []
     assert kept.view().last.startswith("kept, though draft model rests, as it helped no replica for 30 s: ")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+async def test_a_draft_that_helps_nobody_rests_over_a_reload_unless_its_entry_is_another(tmp_path, threads):
+    kept = keep(tmp_path, Workers(), replicas=1)
+    kept.observe_useless(TellUseless(DRAFT_WORKER, "it helped no replica for 30 s"))
+    assert await kept.wait_planned()
+    # Its place among the drafts, and what is accepted of it, are no part of the entry.
+    wanted = name_workers(with_entry(kept.first, threads=threads, index=3, name="model-2", acceptance=(0.7,)))
+    assert wanted.proposal.plan.replicas[0].draft is not None
+    after = PlanKeeper(await kept.adjust(wanted, Making()), Workers(), Making(), DriftPolicy(0.2, 3.0), Clock(1000.0))
+    after.succeed(kept, wanted.proposal)
+    assert place_draft(after) == ("" if threads == 1 else "here/CPU")
+    after.observe_profiles(wanted.proposal)
+    assert await after.wait_planned()
+    assert place_draft(after) == ("" if threads == 1 else "here/CPU")
+    rests = "simulated-toy drafts nothing: it helped no replica for 30 s" in after.proposal.assumed
+    assert rests == (threads == 1)
+
+
+def with_entry(proposal: PlanProposal, *, threads: int, **changes: Any) -> PlanProposal:
+    """Return the plan for an entry of `drafts` in cluster.yaml."""
+    (draft,) = proposal.request.drafts
+    draft = replace(draft, entry=ModelDraft(method="model", source="simulated:toy", threads=threads), **changes)
+    return build_proposal(proposal.cluster, replace(proposal.request, drafts=(draft,)), proposal.behind)

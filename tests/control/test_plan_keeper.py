@@ -179,6 +179,14 @@ async def until(plan_keeper: PlanKeeper, plans: int) -> None:
     raise AssertionError(f"never planned {plans} times: {plan_keeper.view()}")
 
 
+async def until_planning(plan_keeper: PlanKeeper) -> None:
+    for _ in range(10):
+        if plan_keeper._task is not None:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("no plan is made")
+
+
 async def test_rounds_as_predicted_change_nothing(tmp_path):
     workers = Workers()
     plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
@@ -519,9 +527,45 @@ async def test_a_plan_that_is_being_made_is_followed_by_one_that_knows_what_is_l
     workers = Workers()
     plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0, "SIM.2": 9.0}, Clock(), workers)
     plan_keeper.observe_lacking(lacks("SIM"))
+    await until_planning(plan_keeper)
     plan_keeper.observe_lacking(lacks("SIM.1"))
     assert await plan_keeper.wait_planned()
     assert workers.replaced[-1] == "here/SIM.2"
+    assert plan_keeper.view().plans == 2
+
+
+async def test_reasons_that_come_while_a_plan_is_made_each_have_their_plan_and_those_of_one_kind_one(tmp_path):
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0, "SIM.2": 9.0}, Clock(), Workers())
+    first = plan_keeper.first
+    plan_keeper.observe_profiles(first)
+    await until_planning(plan_keeper)
+    for _ in range(3):
+        plan_keeper.observe_profiles(first)
+        plan_keeper.observe_hosts(first)
+    assert await plan_keeper.wait_planned()
+    assert plan_keeper.view().plans == 3
+    assert not await plan_keeper.wait_planned()
+
+
+async def test_what_works_again_waits_for_its_pause_and_is_planned_with_what_is_known_then(tmp_path):
+    clock, workers = Clock(), Workers()
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, pause_s=0.5)
+    refusing = {Part("device", "here/SIM"): PartHealth(0.0, "gone")}
+    plan_keeper.observe_health(refusing)
+    assert await plan_keeper.wait_planned()
+    plan_keeper.observe_health({})
+    await asyncio.sleep(0.05)
+    assert (plan_keeper.view().plans, workers.replaced) == (1, ["here/SIM.1"]), "too soon"
+    clock.now_s += 100.0
+    assert await plan_keeper.wait_planned()
+    assert workers.replaced == ["here/SIM.1", "here/SIM"]
+    for unwell in (refusing, {}):  # both are known before anything is planned
+        plan_keeper.observe_health(unwell)
+    assert await plan_keeper.wait_planned()
+    assert plan_keeper.view().plans == 3
+    plan_keeper.observe_health(refusing)
+    await plan_keeper.close()
+    assert not await plan_keeper.wait_planned(), "nothing waits any more"
 
 
 async def test_nobody_knows_which_of_several_shards_lacks_a_runtime(tmp_path):

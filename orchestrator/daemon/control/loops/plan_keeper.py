@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from device_profiles.device_load import DeviceLoad
 from orchestrator.clock import Clock
@@ -39,7 +39,7 @@ from policies.serving.request_load import has_changed
 
 # Rounds that wait for the next sample, a second (ADR 0057). Bounds memory.
 _MOST_UNJUDGED = 4096
-_LOOK_AGAIN_S = 1.0  # while another plan is being made. Not tuned.
+_WITHOUT: Final = "plan without what refuses work"
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
@@ -75,10 +75,9 @@ class PlanKeeper:
         devices, self._taken = running.proposal.cluster.devices, _list_taken(running.proposal)
         self._loads = LoadWatch(devices, policy.load_lasts_s, self._taken)
         self._unjudged: list[DecodeRound] = []  # it is not known yet how much of the device they had
-        self._later: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Any] | None = None
         self._marking: asyncio.Task[None] | None = None
-        self._leaving: asyncio.Task[None] | None = None  # drafts that help nobody
+        self._waiting: dict[str, tuple[asyncio.Task[None], bool]] = {}  # who makes a plan, by what for, behind a pause
         self.hears: Mapping[type, Callable[[Any], None]] = {
             RoundReport: self.observe_round,
             TellHealth: lambda event: self.observe_health(event.unwell),
@@ -203,7 +202,7 @@ class PlanKeeper:
         self._obstacles.forget_absent({device.id for device in first.cluster.devices})
         self._take_first(first)
         self._loads.set_devices(first.cluster.devices)
-        self._begin_planning_without(first=True)
+        self._plan_soon(self._plan_without, _WITHOUT)
 
     def observe_profiles(self, first: PlanProposal) -> None:
         """Plan again at once: something was measured. `first`: what would be planned by all profiles that there are.
@@ -214,38 +213,27 @@ class PlanKeeper:
         self._corrections = {key: ratio for key, ratio in self._corrections.items() if before.get(key) == now.get(key)}
         self._watch.profiles.renew(planned)
         self._first = planned
-        if self._later is not None:
-            self._later.cancel()
-        if self._task is not None:
-            self._later = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self.observe_profiles, first)
-            return
-        self._later = None
-        self._begin(self._plan_because("more was measured"), "plan by profiles")
+        self._plan_soon(partial(self._plan_because, "more was measured"), "plan by profiles")
 
     def observe_lacking(self, event: TellLacking) -> None:
         """Plan again at once without a runtime that a host lacks."""
         if self._obstacles.note_lacking(self._first, event):
             self._take_first(self._first)
-            self._begin_planning_without(first=True)
+            self._plan_soon(self._plan_without, _WITHOUT)
 
     def observe_refused(self, event: TellRefused) -> None:
         """Plan again at once without a runtime on a device where a worker of this plan will never serve. It is tried
         again after a reload that changes how workers are started."""
         if self._obstacles.note_refused(self._first, event, (*self._running.targets, *self._coming)):
             self._take_first(self._first)
-            self._begin_planning_without(first=True)
+            self._plan_soon(self._plan_without, _WITHOUT)
 
     def observe_useless(self, event: TellUseless) -> None:
         """Plan again at once without a draft model that helps nobody, until another number of requests comes at once.
         Its device is free for a replica, where that pays."""
-        if self._obstacles.note_useless(self.proposal.plan, self._running.drafts, event):
-            leaving = self._leave_draft(f"draft {event.spec.name} rests, as {event.why}")
-            self._leaving = asyncio.get_running_loop().create_task(leaving, name="plan without a draft")
-
-    async def _leave_draft(self, reason: str) -> None:
-        while self._task is not None:
-            await asyncio.wait([self._task])
-        await self._begin(self._plan_because(reason), "plan without a draft")
+        if self._obstacles.note_useless(self._first, self._running, event):
+            reason = f"draft {event.spec.name} rests, as {event.why}"
+            self._plan_soon(partial(self._plan_because, reason), "plan without a draft")
 
     def observe_loads(self, loads: TellLoads) -> None:
         """Devices were sampled: judge the rounds that ran meanwhile, and plan again where other programs take another
@@ -268,7 +256,7 @@ class PlanKeeper:
         before = self._refusing
         self._health = {part.name: health for part, health in unwell.items() if part.kind in ("device", "host")}
         if self._refusing != before:
-            self._begin_planning_without(first=bool(self._refusing - before))
+            self._plan_soon(self._plan_without, _WITHOUT, pauses=self._refusing < before)
 
     @property
     def _refusing(self) -> set[str]:
@@ -277,9 +265,9 @@ class PlanKeeper:
     async def wait_planned(self) -> bool:
         """Wait while the plan is made anew, and its workers start; returns whether there was anything to wait for."""
         waited = False
-        while self._task is not None or self._later is not None:
+        while planning := [task for task, _ in (*self._waiting.values(), (self._task, False)) if task is not None]:
             waited = True
-            await (asyncio.sleep(_LOOK_AGAIN_S) if self._task is None else asyncio.wait([self._task]))
+            await asyncio.wait(planning, return_when=asyncio.FIRST_COMPLETED)
         return waited
 
     async def scale(self, demand: ReplicaDemand) -> str:
@@ -290,13 +278,12 @@ class PlanKeeper:
         return await self._begin(self._scale(demand), "plan for another load")
 
     async def close(self) -> None:
-        if self._later is not None:
-            self._later.cancel()
-        for task in (self._task, self._marking, self._leaving):
+        for task in (*(task for task, _ in self._waiting.values()), self._task, self._marking):
             if task is not None:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
+        self._waiting.clear()
 
     def _take_first(self, first: PlanProposal) -> None:
         """Plan from this, but for what turned out to be lacking or refused."""
@@ -323,17 +310,22 @@ class PlanKeeper:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("planning again failed: %s", error, exc_info=error)
 
-    def _begin_planning_without(self, *, first: bool) -> None:
-        left_s = self._find_left_s()
-        if self._later is not None:
-            self._later.cancel()
-        if self._task is not None or (left_s > 0.0 and not first):
-            again = partial(self._begin_planning_without, first=first)
-            later_s = _LOOK_AGAIN_S if first else max(_LOOK_AGAIN_S, left_s)
-            self._later = asyncio.get_running_loop().call_later(later_s, again)
-            return
-        self._later = None
-        self._begin(self._plan_without(), "plan without what refuses work")
+    def _plan_soon(self, plan: Callable[[], Coroutine[Any, Any, None]], name: str, *, pauses: bool = False) -> None:
+        """Plan again for this reason, as soon as nothing else is planned, and where it `pauses`, once the running plan
+        was kept for long enough. Of two with one name that wait one is made: the newer, but for one that pauses."""
+        before, paused = self._waiting.get(name, (None, True))
+        if before is not None:
+            if pauses and not paused:
+                return  # it will know of this, too
+            before.cancel()
+        waiting = self._wait_and_plan(plan, name, pauses=pauses)
+        self._waiting[name] = (asyncio.get_running_loop().create_task(waiting, name=f"wait to {name}"), pauses)
+
+    async def _wait_and_plan(self, plan: Callable[[], Coroutine[Any, Any, None]], name: str, *, pauses: bool) -> None:
+        while (left_s := self._find_left_s() if pauses else 0.0) > 0.0 or self._task is not None:
+            await (asyncio.sleep(left_s) if self._task is None else asyncio.wait([self._task]))
+        del self._waiting[name]
+        self._begin(plan(), name)
 
     async def _mark(self, key: Key) -> None:
         profiles = self._watch.profiles

@@ -9,9 +9,11 @@ from dataclasses import replace
 from device_profiles.device_names import is_same_device
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.control.actions import TellLacking, TellRefused, TellUseless
+from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.daemon.control.rollout.replica_diff import leave_name
 from orchestrator.planning.lacking import Lacks, leave_lacking
 from orchestrator.planning.proposal import PlanProposal
+from orchestrator.planning.wanted import DraftCandidate
 from orchestrator.protocol.contract import WorkerSpec
 from policies.planning.plan import Plan, ReplicaPlacement
 
@@ -21,12 +23,12 @@ Place = tuple[str, str]
 
 class PlanObstacles:
     """The first two say why, by device and runtime. `refused` are those of workers that this plan, or its next move,
-    started. `useless`: why draft models help nobody, by their names in the plan."""
+    started. `useless`: drafts that help nobody, and why."""
 
     def __init__(self) -> None:
         self.lacking: dict[Place, str] = {}
         self.refused: dict[Place, str] = {}
-        self.useless: dict[str, str] = {}
+        self.useless: list[tuple[DraftCandidate, str]] = []
         self._refused_specs: list[WorkerSpec] = []
 
     def note_lacking(self, first: PlanProposal, event: TellLacking) -> bool:
@@ -42,25 +44,27 @@ class PlanObstacles:
         self._refused_specs.append(spec)
         return self._note(first, event, self.refused)
 
-    def note_useless(self, plan: Plan, drafts: Sequence[Sequence[WorkerSpec]], event: TellUseless) -> bool:
+    def note_useless(self, first: PlanProposal, running: StartPlan, event: TellUseless) -> bool:
         """A draft worker helps no replica; it counts where it is one of those that the plan runs beside its replicas.
         Returns whether that is news."""
         models = {
             replica.draft.drafter
-            for replica, beside in zip(plan.replicas, drafts, strict=False)
+            for replica, beside in zip(running.proposal.plan.replicas, running.drafts, strict=False)
             if replica.draft is not None and event.spec in beside
         }
-        news = models - self.useless.keys()
-        self.useless |= dict.fromkeys(news, event.why)
+        drafts = [draft for draft in first.request.drafts if draft.model.name in models]
+        news = [(draft, event.why) for draft in drafts if not self._explain_useless(draft)]
+        self.useless += news
         return bool(news)
+
+    def _explain_useless(self, draft: DraftCandidate) -> str:
+        return next((why for known, why in self.useless if draft.is_unchanged(known)), "")
 
     def leave_drafts(self, first: PlanProposal) -> PlanProposal:
         """Return what to plan from without draft models that help nobody, and say so in what is assumed."""
-        candidates = first.request.drafts
-        left = tuple(draft for draft in candidates if draft.model.name not in self.useless or draft.placed)
-        if len(left) == len(candidates):
-            return first
-        notes = [f"{model} drafts nothing: {why}" for model, why in self.useless.items()]
+        whys = [(draft, "" if draft.placed else self._explain_useless(draft)) for draft in first.request.drafts]
+        left = tuple(draft for draft, why in whys if not why)
+        notes = [f"{draft.model.name} drafts nothing: {why}" for draft, why in whys if why]
         return replace(first, request=replace(first.request, drafts=left), assumed=(*first.assumed, *notes))
 
     def _note(self, first: PlanProposal, event: TellLacking | TellRefused, known: dict[Place, str]) -> bool:
@@ -93,7 +97,7 @@ class PlanObstacles:
 
     def inherit(self, before: PlanObstacles, *, refused: bool) -> None:
         """Know what other obstacles were known; `refused`: those that refused workers, too."""
-        self.lacking = dict(before.lacking)
+        self.lacking, self.useless = dict(before.lacking), list(before.useless)
         if refused:
             self.refused, self._refused_specs = dict(before.refused), list(before._refused_specs)
 
