@@ -102,7 +102,7 @@ def test_who_keeps_work_from_a_worker_besides_is_not_overruled_by_a_failover_who
     first: str,
 ) -> None:
     world = serve(targets=2)
-    asked = [FailoverAsked("t0", "t1"), PartHeld(Part("worker", "t0"), Health.CORDONED)]
+    asked: list[FailoverAsked | PartHeld] = [FailoverAsked("t0", "t1"), PartHeld(Part("worker", "t0"), Health.CORDONED)]
     for event in asked if first == "failover" else reversed(asked):
         world.tell(event)
     world.end_process(1)

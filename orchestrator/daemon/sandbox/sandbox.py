@@ -151,7 +151,7 @@ class Sandbox:
         self._nursery: _Nursery | None = None
         self._asking = threading.Lock()  # of the nursery: one child after the other
         self._forks = SideLane("new children of the sandbox", gives_way=False)
-        self._closed = False
+        self._closed = threading.Event()
 
     def start(self) -> None:
         """Load what jobs need, ahead of the first one; returns at once."""
@@ -194,7 +194,7 @@ class Sandbox:
 
     def close(self) -> None:
         """End all processes. Idempotent."""
-        self._closed = True
+        self._closed.set()
         self._release_idle()
         if self._nursery is not None:
             self._nursery.end()
@@ -241,12 +241,12 @@ class Sandbox:
             child.release()
         else:
             self._idle.append(child)
-        if self._closed:  # perhaps meanwhile, in another thread
+        if self._closed.is_set():  # perhaps meanwhile, in another thread
             self._release_idle()
 
     def _restock(self) -> None:
         """Have a child that waits, where that is possible."""
-        if not self._idle and not self._closed:
+        if not self._idle and not self._closed.is_set():
             with suppress(RequestError):
                 self._put_back(self._fork(), last=False)
 
@@ -255,14 +255,14 @@ class Sandbox:
         with self._asking:
             for _ in range(2):  # a nursery that has died is replaced
                 try:
-                    if self._closed:
+                    if self._closed.is_set():
                         break
                     self._nursery = self._nursery or _Nursery()
-                    if not self._closed:  # else `close` may have come too early to see it
+                    if not self._closed.is_set():  # else `close` may have come too early to see it
                         return self._nursery.fork()
                     self._nursery.end()
                 except (OSError, ValueError) as error:
-                    if not self._closed:
+                    if not self._closed.is_set():
                         _log.warning("the process that checks grammars and templates is started again: %s", error)
                     if self._nursery is not None:
                         self._nursery.end()
