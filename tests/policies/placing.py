@@ -203,7 +203,7 @@ def brute_force_shards(cluster: Inventory, wanted: PlanGoal) -> float:
             for ends in combinations(range(1, layers), count - 1):
                 cut = zip(order, (0, *ends), (*ends, layers), strict=True)
                 shards = tuple(
-                    PlacedShard(one, options[Role.TARGET][one.profile], first, end) for one, first, end in cut
+                    PlacedShard(one, options[Role.TARGET][one.profile], first, end, layers) for one, first, end in cut
                 )
                 if find_fit_problem(Candidate(shards, load.concurrency), cores, load, wanted.constraints):
                     continue
@@ -224,7 +224,7 @@ def _with_drafts(
             continue
         for device in cluster.devices:
             if device.id not in {one.device.id for one in shards}:
-                draft = PlacedShard(device, options[device.profile], 0, drafter.model.layers)
+                draft = PlacedShard(device, options[device.profile], 0, drafter.model.layers, drafter.model.layers)
                 yield Candidate(shards, sequences, drafter, draft, Where.FAR)  # links and overlap go by the hosts
 
 

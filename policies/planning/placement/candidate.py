@@ -17,6 +17,7 @@ from policies.planning.plan import (
     DrafterFacts,
     DraftPlacement,
     Host,
+    Memory,
     Option,
     PlanGoal,
     Prediction,
@@ -46,16 +47,40 @@ class Where(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlacedShard:
-    """Layers `first` to `end` (not included) on a device."""
+    """Layers `first` to `end` (not included) of a model on a device. The model has `model_layers`."""
 
     device: Device
     option: Option
     first: int
     end: int
+    model_layers: int
 
     @property
     def layers(self) -> int:
         return self.end - self.first
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the model's first layer is among them, with which the embedding goes."""
+        return self.first == 0
+
+    @property
+    def has_last(self) -> bool:
+        """Whether the model's last layer is among them, with which the output layer goes."""
+        return self.end == self.model_layers
+
+    @property
+    def part(self) -> ModelPart:
+        """What its forwards take."""
+        return ModelPart(self.option, self.layers / self.model_layers, self.device.utilisation)
+
+    def measure_memory(self, load: Workload, sequences: int) -> Memory:
+        """Return the bytes that it takes with the KV cache of so many sequences."""
+        option = self.option
+        weights = option.ends.sum_weights(first=self.has_first, last=self.has_last) + self.layers * option.layer_bytes
+        kv_cache = kv_bytes(option, load, self.layers / self.model_layers) * sequences
+        workspace = workers.sum_workspace_bytes(option, last=self.has_last)
+        return Memory(int(option.fixed_bytes), int(weights), int(kv_cache), int(workspace))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +145,7 @@ def sides(candidate: Candidate, links: Links, load: Workload) -> tuple[TargetSid
     """Return it as policies/planning/throughput.py takes it. The draft speaks to the last shard, which decides what is
     accepted."""
     target = TargetSide(
-        tuple(_part(placed, load.target.layers) for placed in candidate.target),
+        tuple(placed.part for placed in candidate.target),
         hops([placed.device.host for placed in candidate.target], links),
         candidate.sequences,
     )
@@ -131,7 +156,7 @@ def sides(candidate: Candidate, links: Links, load: Workload) -> tuple[TargetSid
     shared = candidate.draft.device.rates.bandwidth_bytes_per_s if candidate.where is Where.BESIDE else 0.0
     return target, DraftSide(
         candidate.drafter,
-        _part(candidate.draft, candidate.draft.layers),
+        candidate.draft.part,
         candidate.where is not Where.IN_TARGET,
         links.between(candidate.draft.device.host, candidate.target[-1].device.host),
         shared,
@@ -183,7 +208,7 @@ def rate_candidate(
 
 def score_candidate(candidate: Candidate, prediction: Prediction, wanted: PlanGoal) -> Score:
     load = wanted.workload
-    parts = [_part(placed, load.target.layers) for placed in candidate.target]
+    parts = [placed.part for placed in candidate.target]
     devices = [placed.device for placed in (candidate.placed if prediction.depth else candidate.target)]
     used = sum_used_bytes(candidate, load)
     return placement_score(parts, devices, [used[device.id] for device in devices], prediction, load, wanted.weights)
@@ -218,10 +243,9 @@ def sum_used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:
     """Return the bytes that it takes of each device, by its id."""
     used: dict[str, float] = {}
     for placed in candidate.placed:
-        model_layers = load.target.layers if placed is not candidate.draft else placed.layers
-        ends = {"first": placed.first == 0, "last": placed.end == model_layers}
-        taken = workers.sum_fixed_bytes(placed.option, placed.layers, **ends)
-        taken += kv_bytes(placed.option, load, placed.layers / model_layers) * candidate.sequences
+        first, last = placed.has_first, placed.has_last
+        taken = workers.sum_fixed_bytes(placed.option, placed.layers, first=first, last=last)
+        taken += kv_bytes(placed.option, load, placed.layers / placed.model_layers) * candidate.sequences
         used[placed.device.id] = used.get(placed.device.id, 0.0) + taken
     return used
 
@@ -270,24 +294,24 @@ def _shard(
     load: Workload,
 ) -> Shard:
     drafting = placed is candidate.draft
-    model = candidate.drafter.model if drafting and candidate.drafter and candidate.drafter.model else load.target
     sequences = -(-candidate.sequences // (1 if drafting else prediction.micro_batches))
     rows = sequences * (1 if drafting else prediction.depth + 1)
-    stage_ms = _part(placed, model.layers).ms(rows, sequences, context_tokens(load))
+    stage_ms = placed.part.ms(rows, sequences, context_tokens(load))
     first = taken.get(placed.device.host, 0)
     threads = placed.option.threads if hosts[placed.device.host].cores else 0
     taken[placed.device.host] = first + threads
-    return workers.shard(
-        placed.device,
-        placed.option,
-        model,
-        load,
-        sequences=candidate.sequences,
-        layers=(placed.first, placed.end),
+    return Shard(
+        device=placed.device.id,
+        host=placed.device.host,
+        profile=placed.device.profile,
+        runtime=placed.option.runtime,
+        weights=placed.option.weights,
+        threads=placed.option.threads,
+        first_layer=placed.first,
+        end_layer=placed.end,
+        memory=placed.measure_memory(load, candidate.sequences),
         stage_ms=stage_ms,
         cores=tuple(range(first, first + threads)),
+        source=placed.option.source,
+        group=placed.option.group,
     )
-
-
-def _part(placed: PlacedShard, layers: int) -> ModelPart:
-    return ModelPart(placed.option, placed.layers / layers, placed.device.utilisation)

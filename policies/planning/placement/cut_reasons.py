@@ -61,7 +61,7 @@ def _describe_nearest(ground: SearchSpace) -> Iterator[str]:
 def _describe_share(placed: PlacedShard, cut: ScoredCandidate, ground: SearchSpace) -> str:
     load, option, sequences = ground.wanted.workload, placed.option, cut.candidate.sequences
     room = workers.room_bytes(placed.device, ground.wanted.constraints)
-    ends = {"first": placed.first == 0, "last": placed.end == load.target.layers}
+    ends = {"first": placed.has_first, "last": placed.has_last}
     each = option.layer_bytes + kv_bytes(option, load, 1 / load.target.layers) * sequences
     most = workers.count_fitting_layers(option, room, load, sequences, **ends)
     rows = sequences * (cut.prediction.depth + 1)

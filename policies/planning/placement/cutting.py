@@ -331,4 +331,5 @@ def _place_shards(task: CutTask, items: Items, taken: list[CutShard]) -> tuple[P
     devices = [task.index.devices[int(items.device[share.item])] for share in taken]
     options = [task.options[int(items.option[share.item])] for share in taken]
     whole = zip(devices, options, taken, strict=True)
-    return number_layers([PlacedShard(device, option, 0, share.layers) for device, option, share in whole])
+    layers = task.ground.wanted.workload.target.layers
+    return number_layers([PlacedShard(device, option, 0, share.layers, layers) for device, option, share in whole])

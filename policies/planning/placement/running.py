@@ -12,6 +12,7 @@ from policies.planning.plan import (
     DrafterFacts,
     DraftPlacement,
     Inventory,
+    ModelFacts,
     PlanGoal,
     Prediction,
     ReplicaPlacement,
@@ -36,7 +37,7 @@ def _find_candidate(
     replica: ReplicaPlacement, devices: Mapping[str, Device], cluster: Inventory, links: Links, wanted: PlanGoal
 ) -> Candidate | None:
     load, runs = wanted.workload, replica.prediction.sequences
-    target = [_find_shard(shard, Role.TARGET, load.target.name, devices, cluster) for shard in replica.shards]
+    target = [_find_shard(shard, Role.TARGET, load.target, devices, cluster) for shard in replica.shards]
     placed = tuple(shard for shard in target if shard is not None)
     if len(placed) < len(target):
         return None
@@ -45,16 +46,16 @@ def _find_candidate(
     drafter = _find_drafter(replica.draft, replica.shards[0].runtime, load.drafters)
     if drafter is None or replica.draft.shard is None or drafter.model is None:
         return Candidate(placed, runs, drafter)
-    draft = _find_shard(replica.draft.shard, Role.DRAFT, drafter.model.name, devices, cluster)
+    draft = _find_shard(replica.draft.shard, Role.DRAFT, drafter.model, devices, cluster)
     if draft is None:
         return Candidate(placed, runs)
     return Candidate(placed, runs, drafter, draft, _find_where(placed[-1].device, draft.device, replica.draft, links))
 
 
 def _find_shard(
-    shard: Shard, role: Role, model: str, devices: Mapping[str, Device], cluster: Inventory
+    shard: Shard, role: Role, model: ModelFacts, devices: Mapping[str, Device], cluster: Inventory
 ) -> PlacedShard | None:
-    wanted = (shard.profile, shard.runtime, shard.weights, shard.threads, role, model)
+    wanted = (shard.profile, shard.runtime, shard.weights, shard.threads, role, model.name)
     option = next(
         (
             option
@@ -65,7 +66,7 @@ def _find_shard(
     )
     if option is None or shard.device not in devices:
         return None
-    return PlacedShard(devices[shard.device], option, shard.first_layer, shard.end_layer)
+    return PlacedShard(devices[shard.device], option, shard.first_layer, shard.end_layer, model.layers)
 
 
 def _find_drafter(draft: DraftPlacement, runtime: str, drafters: Sequence[DrafterFacts]) -> DrafterFacts | None:

@@ -174,7 +174,8 @@ def _seconds(pairs: Pairs, alike: Ints, objective: Objective) -> Floats:
 def candidate_of(search: SearchResult, pairs: Pairs, pair: int) -> Candidate:
     row = int(pairs.target[pair])
     device = search.index.devices[int(pairs.targets.device[row])]
-    target = PlacedShard(device, pairs.targets.options[int(pairs.targets.option[row])], 0, pairs.layers)
+    option = pairs.targets.options[int(pairs.targets.option[row])]
+    target = PlacedShard(device, option, 0, pairs.layers, pairs.layers)
     sequences = int(pairs.targets.sequences[row])
     if pairs.drafts is None:
         return Candidate((target,), sequences, pairs.drafter)
@@ -182,8 +183,7 @@ def candidate_of(search: SearchResult, pairs: Pairs, pair: int) -> Candidate:
     draft = PlacedShard(
         search.index.devices[int(pairs.drafts.device[drafted])],
         pairs.drafts.options[int(pairs.drafts.option[drafted])],
-        0,
-        _layers(pairs.drafter),
+        *(0, _layers(pairs.drafter), _layers(pairs.drafter)),
     )
     return Candidate((target,), sequences, pairs.drafter, draft, Where(int(pairs.where[pair])))
 

@@ -40,7 +40,7 @@ from policies.planning.placement.pairs import APART, fastest
 from policies.planning.placement.rows import Ints, OptionRows
 from policies.planning.placement.search import SearchSpace
 from policies.planning.plan import Device, Objective
-from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, micro_batch_counts, stretch_cost
+from policies.planning.shard_cost import TargetTimes, context_tokens, micro_batch_counts, stretch_cost
 
 # How often shards are cut anew for the depth and the micro-batches that were best for the last ones. Small clusters
 # were 2.1 % from the proven best at most (ADR 0025).
@@ -211,10 +211,7 @@ def _best_with_drafts(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGo
         return None
     ground, load = task.ground, task.ground.wanted.workload
     cores = {host.name: workers.cores_left(host, ground.taken_cores) for host in ground.left.hosts.values()}
-    parts = [
-        ModelPart(placed.option, placed.layers / load.target.layers, placed.device.utilisation) for placed in target
-    ]
-    times, best = TargetTimes(parts, task.sequences, load), None
+    times, best = TargetTimes([placed.part for placed in target], task.sequences, load), None
     for candidate in _candidates(task, target, aim):
         if not find_fit_problem(candidate, cores, load, ground.wanted.constraints):
             scored = rate_candidate(candidate, ground.links, ground.wanted, times, ground.paid)
@@ -239,9 +236,8 @@ def _candidates(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGoal) ->
             device, option = task.index.devices[int(rows.device[row])], rows.options[int(rows.option[row])]
             placed = order_shards(target, device.host, links, traffic, room)
             where = _where(device, placed[-1].device, links)
-            yield Candidate(
-                placed, task.sequences, drafter, PlacedShard(device, option, 0, drafter.model.layers), where
-            )
+            draft = PlacedShard(device, option, 0, drafter.model.layers, drafter.model.layers)
+            yield Candidate(placed, task.sequences, drafter, draft, where)
 
 
 def _where(draft: Device, last: Device, links: Links) -> Where:

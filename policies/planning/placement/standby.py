@@ -105,12 +105,11 @@ def _spare(
     rate, options = np.zeros(len(index.devices)), {}
     allowed = {device.id for device in left.target_devices}
     share = lost.layers / load.target.layers
-    ends = {"first": lost.first == 0, "last": lost.end == load.target.layers}
     burden = index.sum_burdens(wanted.objective, np.arange(len(index.devices)))
     for profile in sorted(left.targets.keys() & index.profiles.keys()):
         for option in left.targets[profile]:
             needed = (
-                workers.sum_fixed_bytes(option, lost.layers, **ends)
+                workers.sum_fixed_bytes(option, lost.layers, first=lost.has_first, last=lost.has_last)
                 + kv_bytes(option, load, share) * scored.candidate.sequences
             )
             ms = ModelPart(option, share).ms(
@@ -127,7 +126,7 @@ def _spare(
     if picked is None:
         return None
     chosen: Option = options[picked[0]]
-    place = PlacedShard(index.devices[picked[0]], chosen, lost.first, lost.end)
+    place = replace(lost, device=index.devices[picked[0]], option=chosen)
     target = tuple(place if placed is lost else placed for placed in scored.candidate.target)
     candidate = replace(scored.candidate, target=target, drafter=None, draft=None, where=Where.NOWHERE)
     return _Picked(place, rate_candidate(candidate, links, wanted), picked[1])

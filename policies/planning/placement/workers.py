@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_profiles.units import human_bytes
-from policies.planning.plan import Constraints, Device, Host, Memory, ModelFacts, Option, Shard, Workload
+from policies.planning.plan import Constraints, Device, Host, Option, Workload
 from policies.planning.shard_cost import kv_bytes
 
 
@@ -58,37 +58,3 @@ def too_small(needed: float, room: float, *, measured: bool = True) -> str:
 def too_many_threads(threads: int, host: str, cores: float) -> str:
     """Say why its threads find no cores."""
     return f"wants {threads} threads, and {host} has {cores:.0f} cores for it"
-
-
-def shard(
-    device: Device,
-    option: Option,
-    model: ModelFacts,
-    workload: Workload,
-    *,
-    sequences: int,
-    layers: tuple[int, int],
-    stage_ms: float,
-    cores: tuple[int, ...] = (),
-) -> Shard:
-    """Return layers `layers[0]` to `layers[1]` (not included) of a model on a device."""
-    count = layers[1] - layers[0]
-    kv_cache = kv_bytes(option, workload, count / model.layers) * sequences
-    first, last = layers[0] == 0, layers[1] == model.layers
-    weights = option.ends.sum_weights(first=first, last=last) + count * option.layer_bytes
-    workspace = sum_workspace_bytes(option, last=last)
-    return Shard(
-        device=device.id,
-        host=device.host,
-        profile=device.profile,
-        runtime=option.runtime,
-        weights=option.weights,
-        threads=option.threads,
-        first_layer=layers[0],
-        end_layer=layers[1],
-        memory=Memory(int(option.fixed_bytes), int(weights), int(kv_cache), int(workspace)),
-        stage_ms=stage_ms,
-        cores=cores,
-        source=option.source,
-        group=option.group,
-    )
