@@ -6,7 +6,9 @@ one fingerprint are interchangeable to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from device_profiles.profile import Precision
 
@@ -63,6 +65,7 @@ class ClassFinding:
 
     `why` it was not taken, or what was found. `fingerprint`: of the bits of a fixed probe, "" where it did not run.
     `decode_ms`: (rows, milliseconds) of a forward of one sequence; `prefill_ms`: of a prompt of `prefill_tokens`.
+    `rounds_ms`: `mixed_ms` of each round of timing, of which each had every class in turn.
     `agreement`: share of the greedy choices of a float32 reference over the file's values, None where there is none.
     `load_s`: loading the model.
     """
@@ -76,16 +79,25 @@ class ClassFinding:
     prefill_tokens: int = 0
     agreement: float | None = None
     load_s: float = 0.0
+    rounds_ms: tuple[float, ...] = ()
 
     @property
     def mixed_ms(self) -> float:
         """What a request takes about: 60 decoding forwards of mixed rows and one prefill; 0 where not measured."""
-        if not self.decode_ms:
-            return 0.0
-        times = dict(self.decode_ms)
-        shares = [(times[rows], share) for rows, share in MIXED_ROWS if rows in times]
-        mean_ms = sum(ms * share for ms, share in shares) / sum(share for _, share in shares)
-        return _FORWARDS * mean_ms + self.prefill_ms
+        return mix_ms(dict(self.decode_ms), self.prefill_ms) if self.decode_ms else 0.0
+
+    def compare_cost(self, other: ClassFinding) -> float:
+        """Return what it costs beside another, at the median of the rounds: what else the machine did in a round slowed
+        both down. Above 0, and infinite beside what costs nothing."""
+        pairs = list(zip(self.rounds_ms, other.rounds_ms, strict=False)) or [(self.mixed_ms, other.mixed_ms)]
+        return median(mine / its if its else float("inf") for mine, its in pairs)
+
+
+def mix_ms(decode_ms: Mapping[int, float], prefill_ms: float) -> float:
+    """Return what a request takes about, by the milliseconds of decoding forwards by rows, and of a prompt."""
+    shares = [(decode_ms[rows], share) for rows, share in MIXED_ROWS if rows in decode_ms]
+    mean_ms = sum(ms * share for ms, share in shares) / sum(share for _, share in shares)
+    return _FORWARDS * mean_ms + prefill_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,6 @@ def choose_class(findings: tuple[ClassFinding, ...], margin: float) -> int:
     as much. Earlier ones are those that more devices share. -1 where none passed."""
     chosen = -1
     for place, finding in enumerate(findings):
-        if finding.passed and (chosen < 0 or finding.mixed_ms < margin * findings[chosen].mixed_ms):
+        if finding.passed and (chosen < 0 or finding.compare_cost(findings[chosen]) < margin):
             chosen = place
     return chosen

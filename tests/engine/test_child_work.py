@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from orchestrator.worker.loading import child_work
-from orchestrator.worker.loading.child_work import ChildEnd, run_child
+from orchestrator.worker.loading.child_work import AnsweringChild, ChildEnd, run_child
 
 _TRICKLES = """
 import sys, tempfile, time
@@ -49,3 +49,31 @@ def test_what_computes_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_why_it_ended_is_told(program: str, why: str, status: int) -> None:
     assert run(program) == ChildEnd(b"", why, status)
+
+
+_ANSWERS = """
+import sys
+print("a library says something", flush=True)
+for line in sys.stdin:
+    if line == "end\\n":
+        sys.exit("it was told to")
+    print("no answer\\n\\x1e" + line.upper(), end="", flush=True)
+"""
+
+
+def test_a_process_answers_one_question_after_the_other_until_it_ends() -> None:
+    child = AnsweringChild([sys.executable, "-c", _ANSWERS], lambda cpu_s: None)
+    assert [child.ask(question) for question in (b"one", b"two")] == [
+        ChildEnd(b"ONE\n", "", 0),
+        ChildEnd(b"TWO\n", "", 0),
+    ]
+    assert child.ask(b"end") == ChildEnd(b"", "it was told to", 1)
+    child.close()
+    child.close()
+
+
+def test_a_process_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_work, "_LONGEST_IDLE_S", 2.0)
+    child = AnsweringChild([sys.executable, "-c", _SLEEPS], lambda cpu_s: None)
+    assert "did nothing" in child.ask(b"anything").failure
+    child.close()

@@ -19,9 +19,13 @@ from orchestrator.config.load import load_config
 from orchestrator.daemon.control.state import unlike
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.machine.devices import class_mark_of, find_device, join_marks, threads_on
+from orchestrator.worker.loading import numerical_classes, timed_trials
 from orchestrator.worker.loading.class_words import cost_ratio, describe_choice, describe_rejected
 from orchestrator.worker.loading.engine import NOTHING_KNOWN, ready_of
 from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.loading.numerical_classes import CHEAPER
+from orchestrator.worker.loading.timed_trials import TimedTrials, TrialEnded
+from orchestrator.worker.measuring.class_trial import PROMPT, time_in_turns
 from tests.support.conformance import NO_FORK, NO_MAINLINE
 from tests.support.llama_vocabulary import MAINLINE
 from tests.support.ready import change_ready
@@ -268,6 +272,119 @@ def test_the_class_taken_passed_and_no_other_is_cheaper_by_more_than_the_margin(
     assert all(one.mixed_ms >= margin * taken.mixed_ms for one in passed)
     first = next(place for place, one in enumerate(findings) if one.passed)
     assert chosen == first or taken.mixed_ms < margin * findings[first].mixed_ms
+
+
+@dataclasses.dataclass
+class Machine:
+    """Runs forwards while others come and go: `loads` are the seconds from which on they take so many times as long."""
+
+    loads: list[tuple[float, float]]
+    now_ms: float = 0.0
+
+    def build(self, factor: float):
+        """Return what times forwards of a class that costs so many times what the cheapest does."""
+
+        def measure(rows: int) -> float:
+            slower = next((slower for from_ms, slower in reversed(self.loads) if from_ms <= self.now_ms), 1.0)
+            took_ms = factor * slower * (50.0 if rows == PROMPT else 5.0 + rows)
+            self.now_ms += took_ms
+            return took_ms
+
+        return measure
+
+
+def choose_on(machine: Machine, factors: list[float]) -> int:
+    costs = time_in_turns([machine.build(factor) for factor in factors])
+    findings = [ClassFinding(CLASS, True, "", **cost._asdict()) for cost in costs]
+    return choose_class(tuple(findings), CHEAPER)
+
+
+FACTORS = st.lists(st.sampled_from([1.0, 1.02, 1.2, 1.4, 3.0]), min_size=2, max_size=4)
+
+
+@given(FACTORS, st.floats(0.0, 3e3), st.floats(0.2, 5.0))
+def test_a_load_that_comes_or_goes_while_classes_are_timed_decides_nothing(factors, from_ms, slower):
+    chosen = choose_on(Machine([]), factors)
+    assert choose_on(Machine([(from_ms, slower)]), factors) == chosen
+    assert factors[chosen] * CHEAPER <= min(factors)
+
+
+@given(st.floats(0.0, 2e3), st.floats(1.5, 5.0))
+def test_one_class_after_another_would_be_chosen_by_the_load(from_ms, slower):
+    """What the turns are for: timed by itself, the first class has all of the load."""
+    machine = Machine([(0.0, slower)])
+    (first,) = time_in_turns([machine.build(1.0)])
+    machine.loads = []
+    (later,) = time_in_turns([machine.build(1.4)])
+    findings = [ClassFinding(CLASS, True, "", **cost._asdict()) for cost in (first, later)]
+    assert choose_class(tuple(findings), CHEAPER) == 1
+    assert choose_on(Machine([(from_ms, slower)]), [1.0, 1.4]) == 0
+
+
+@dataclasses.dataclass
+class Trial:
+    """A class that was tried, whose process ends at its `ends_at`th forward."""
+
+    machine: Machine
+    factor: float
+    ends_at: int = 1_000_000
+    needed_bytes: float = 0.0
+    closed: int = 0
+    finding: ClassFinding = dataclasses.field(default_factory=lambda: ClassFinding(CLASS, True, "sane"))
+
+    def measure(self, rows: int) -> float:
+        self.ends_at -= 1
+        if self.ends_at < 0:
+            raise TrialEnded(self, "its process ended by SIGSEGV")
+        return float(self.machine.build(self.factor)(rows))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_class_whose_process_ends_while_it_is_timed_has_not_passed_and_the_others_are_timed_anew():
+    machine, trials = Machine([]), TimedTrials()
+    opened = [Trial(machine, 1.0, ends_at=7), Trial(machine, 1.4), Trial(machine, 1.2)]
+    for trial in opened:
+        trials.add(trial)
+    trials.add(failed := Trial(machine, 1.0, finding=ClassFinding(CLASS, False, "garbage")))
+    assert failed.closed == 1
+    trials.time_open()
+    assert [one.passed for one in trials.findings] == [False, True, True, False]
+    assert trials.findings[0].why == "its process ended by SIGSEGV"
+    assert choose_class(tuple(trials.findings), CHEAPER) == 2
+    assert [trial.closed for trial in opened] == [1, 1, 1]
+
+
+def test_where_there_is_no_room_beside_a_class_it_is_timed_before_the_next_one():
+    trials = TimedTrials()
+    assert trials.leave_room()
+    trials.add(Trial(Machine([]), 1.0, needed_bytes=float("inf")))
+    assert not trials.leave_room()
+    trials.time_open()
+    assert trials.findings[0].mixed_ms > 0.0
+    assert trials.leave_room()
+
+
+def test_classes_in_processes_of_their_own_are_beside_each_other_while_they_are_timed(tmp_path, monkeypatch):
+    """A real runtime in two of its classes; both are there before either is timed."""
+    options = write_tiny_config(tmp_path)
+    target, _ = load(options)
+    seen: list[int] = []
+
+    def count(measures):
+        seen.append(len(measures))
+        return time_in_turns(measures)
+
+    monkeypatch.setattr(timed_trials, "time_in_turns", count)
+    first = target.model.capabilities.numerical_class
+    monkeypatch.setattr(numerical_classes, "list_classes", lambda *_: [[first, first]])
+    refreshed, _ = load(options, refresh=True)
+    assert seen == [2]
+    findings = refreshed.classes.findings
+    assert [len(one.rounds_ms) for one in findings] == [3, 3]
+    assert {one.fingerprint for one in findings} == {target.class_fingerprint}
+    assert all(one.prefill_tokens > 0 for one in findings)
 
 
 @given(st.lists(FINDINGS, min_size=1, max_size=5).map(tuple))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.worker.measuring.class_trial import measure_costs, try_class
+from orchestrator.worker.measuring.class_trial import CostMeter, time_in_turns, try_class
 from orchestrator.worker.measuring.quick import quick_cost
 from orchestrator.worker.measuring.steps import follow_on, measure_steps, segment
 from tests.support.hybrids import load_hybrid, prepare_hybrid
@@ -26,10 +26,12 @@ def test_costs_are_measured_in_whatever_room_there_is_and_slots_are_left_empty(p
     assert steps.cost.ms(1) > 0.0
     assert {max(one.rows) for one in steps.samples if len(one.rows) > 1} <= {1}  # nobody drafts for it
     quick_cost(model, clock, budget_s=1.0)
-    decode_ms, prefill_ms, tokens = measure_costs(model, clock)
-    assert len(decode_ms) == 5
-    assert min(prefill_ms, tokens) > 0
-    found = try_class(model, None, clock, 0.0)
+    meter = CostMeter(model, clock)
+    (costs,) = time_in_turns([meter.measure])
+    meter.release()
+    assert len(costs.decode_ms) == 5
+    assert min(costs.prefill_ms, meter.prompt_tokens) > 0
+    found = try_class(model, None, 0.0)
     assert (found.passed, found.why) == (True, "sane, bits do not depend on the batch")
     assert model.free_blocks() == free
     model.close()

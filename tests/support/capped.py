@@ -33,7 +33,7 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.worker.loading import numerical_classes
 from orchestrator.worker.loading.child_work import OnLook
 from orchestrator.worker.loading.models import load_target
-from orchestrator.worker.loading.numerical_classes import ClassJob, run_here
+from orchestrator.worker.loading.timed_trials import ClassJob, ClassTrial, TrialHere
 from policies.sampling import Sampling
 from tests.support.loops import decode, loop_over, suffix
 
@@ -86,22 +86,36 @@ def load(case: Case, source: Path, store: Path) -> tuple[LoadedModel, bool]:
             f"store: {{directory: '{store}'}}\ndevices: {{threads: {case.threads}}}\n"
             f"limits: {{kv_cache: {_KV_BYTES >> 20} MiB, max_batch_rows: {_ROWS}}}\ndrafts: []\n"
         )
-        with patch.object(numerical_classes, "run_job", _try_here):
+        with patch.object(numerical_classes, "try_apart", _try_here):
             target = load_target(engine_options(load_config(path), Path(here)), _ignore, slots=8)
     return target.model, target.row_invariant
 
 
-def _try_here(job: ClassJob, tried: NumericalClass, on_look: OnLook) -> ClassFinding:
+@dataclass
+class _Failed:
+    """Implements ClassTrial where nothing came of it."""
+
+    finding: ClassFinding
+    needed_bytes: float = 0.0
+
+    def measure(self, rows: int) -> float:
+        raise AssertionError(f"{self.finding.numerical_class} did not pass")
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def _try_here(job: ClassJob, tried: NumericalClass, on_look: OnLook) -> ClassTrial:
     """Try a class in this process, which is under the cap too and has loaded the runtime already. Nobody looks.
 
     That one thread gives the same bits is not asked: torch would stay at it, and there are cases for it.
     """
     if job.only_bits:
-        return ClassFinding(tried, True, "")
+        return _Failed(ClassFinding(tried, True, ""))
     try:
-        return run_here(registry.get_for(job.adapter, job.options.device, job.options.static), job)
+        return TrialHere(registry.get_for(job.adapter, job.options.device, job.options.static), job)
     except AdapterError as error:
-        return ClassFinding(tried, False, str(error))
+        return _Failed(ClassFinding(tried, False, str(error)))
 
 
 def _in_tiles(case: Case, source: Path, store: Path) -> tuple[LoadedModel, bool]:

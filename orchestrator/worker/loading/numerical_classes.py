@@ -1,15 +1,8 @@
-"""Chooses the numerical class that a model runs in: by measuring each once on a device, and keeping what came of it.
-
-Tries one numerical class in a process of its own: a runtime that crashes, or keeps its memory, costs that class.
-
-`python -m orchestrator.worker.loading.numerical_classes` reads a `ClassJob` as JSON from standard input and writes
-the finding to standard output; its last line on standard error says why there is none.
-"""
+"""Chooses the numerical class that a model runs in: by measuring each once on a device, and keeping what came of it."""
 
 from __future__ import annotations
 
 import math
-import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -18,11 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
-
-from adapters import registry
 from adapters.contract import (
-    AdapterError,
     Exactness,
     FilesInPlace,
     LoadedModel,
@@ -40,16 +29,14 @@ from adapters.decoder.source import open_source
 from adapters.device_memory import read_host_memory
 from adapters.held_lock import hold_lock
 from adapters.invariance import fingerprint_bits
-from adapters.parent_process import end_with_parent
+from device_profiles.device_names import is_processor
 from device_profiles.numerical_class import ClassFinding, MeasuredClasses, choose_class
 from device_profiles.store import ProfileStore
 from orchestrator.clock import SystemClock
-from orchestrator.machine.process_memory import KILLED_FOR_MEMORY, MemoryKillWatch
 from orchestrator.worker.loading.child_work import OnLook, run_child
+from orchestrator.worker.loading.timed_trials import ClassJob, ClassTrial, TimedTrials, TrialHere, try_apart
 from orchestrator.worker.measuring.class_trial import try_class
 
-_NO_MEMORY = 2
-"""What the process exits with for want of memory."""
 CHEAPER = 0.95
 """A class that fewer devices share is taken where it costs less than so much of one that more of them do. ADR 0040. Not
 tuned."""
@@ -60,66 +47,6 @@ _SHORT_TEXT = "short-text.json"
 _MOST_ELEMENTS = 1_000_000_000
 """Of the matrices of a model that a float32 reference is computed for. A reference in float32 takes 8 bytes of memory
 for each."""
-
-
-class ClassJob(msgspec.Struct, frozen=True):
-    """What to try: `options.numerical_class`, on a prepared model. `only_bits`: nothing but its fingerprint. `far`: far
-    positions, too."""
-
-    adapter: str
-    prepared: str
-    options: LoadOptions
-    text: ShortText | None = None
-    only_bits: bool = False
-    far: bool = True
-
-
-def run_job(job: ClassJob, tried: NumericalClass, on_look: OnLook) -> ClassFinding:
-    """Run a job in a process of its own. What goes wrong there is a finding that did not pass. Raises OutOfMemory: that
-    says nothing of the class."""
-    command = [sys.executable, "-m", "orchestrator.worker.loading.numerical_classes"]
-    kills = MemoryKillWatch()
-    end = run_child(command, msgspec.json.encode(job), on_look)
-    if end.status == -signal.SIGKILL and kills.has_kill():
-        raise OutOfMemory(f"trying {tried}: its process {KILLED_FOR_MEMORY}")
-    if end.status == _NO_MEMORY:
-        raise OutOfMemory(f"trying {tried}: {end.failure}")
-    if end.failure:
-        return ClassFinding(tried, False, end.failure)
-    # Libraries may have said something before.
-    return msgspec.json.decode(end.output.splitlines()[-1], type=ClassFinding)
-
-
-def run_here(adapter: ModelLoader, job: ClassJob) -> ClassFinding:
-    """Run a job in this process. Raises what adapters raise."""
-    clock = SystemClock()
-    started_s = clock.monotonic_s()
-    model: LoadedModel = adapter.load(Path(job.prepared), job.options, lambda stage, fraction: None)
-    try:
-        if job.only_bits:
-            return ClassFinding(model.capabilities.numerical_class, True, "", fingerprint_bits(model))
-        return try_class(model, job.text, clock, clock.monotonic_s() - started_s, far=job.far)
-    finally:
-        model.close()
-
-
-def main() -> int:
-    """Do the job; 0 with the finding on standard output, 1 with the reason on standard error, or 2 where that is a want
-    of memory."""
-    end_with_parent()
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ClassJob)
-    try:
-        finding = run_here(registry.get_for(job.adapter, job.options.device, job.options.static), job)
-    except (AdapterError, MemoryError) as error:
-        sys.stderr.write(f"{str(error) or 'there is no memory for it'}\n")
-        return _NO_MEMORY if isinstance(error, OutOfMemory | MemoryError) else 1
-    sys.stdout.flush()
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(finding) + b"\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +126,7 @@ def _try_first(
     model = question.adapter.load(question.prepared, replace(question.options, numerical_class=first), progress)
     progress(f"check that output does not depend on the batch: {first}", -1.0)
     loaded_s = clock.monotonic_s()
-    finding = try_class(model, _find_short_text(question), clock, loaded_s - started_s, brief=True)
+    finding = try_class(model, _find_short_text(question), loaded_s - started_s, brief=True)
     with suppress(OSError):
         mark.unlink(missing_ok=True)
     if not finding.passed:
@@ -232,12 +159,14 @@ def find_class(
     findings: list[ClassFinding] = []
     tiers = list_classes(question.adapter, question.prepared, question.options)
     for tier in tiers if beside is None else [[beside], *tiers]:
-        for candidate in tier:
-            if any(finding.passed for finding in findings) and clock.monotonic_s() - started_s > budget_s:
-                findings.append(ClassFinding(candidate, False, "not tried: a class passed, and trying took its time"))
-                continue
-            on_look = _say_again(progress, f"check that output does not depend on the batch: {candidate}")
-            findings.append(_try(question, candidate, text, on_look))
+        until_s = started_s + budget_s
+        together = question.isolated and is_processor(question.options.device)
+        try:
+            findings += _try_tier(question, tier, text, progress, until_s, together=together)
+        except OutOfMemory:
+            if not together:
+                raise
+            findings += _try_tier(question, tier, text, progress, until_s, together=False)
         if any(finding.passed for finding in findings):
             break
     chosen = choose_class(tuple(findings), CHEAPER)
@@ -245,6 +174,35 @@ def find_class(
         on_look = _say_again(progress, "check that output does not depend on the number of threads")
         findings[chosen] = _check_one_thread(question, findings[chosen], on_look)
     return _describe_measured(question, findings, chosen, clock.monotonic_s() - started_s)
+
+
+def _try_tier(
+    question: ClassQuestion,
+    tier: Sequence[NumericalClass],
+    text: ShortText | None,
+    progress: Progress,
+    until_s: float,
+    *,
+    together: bool,
+) -> list[ClassFinding]:
+    """Try the classes of a tier; where one passed, only until then. Those that passed are timed in turns where they
+    may be in memory `together`, as far as there is room. Raises OutOfMemory."""
+    clock, trials = SystemClock(), TimedTrials()
+    try:
+        for candidate in tier:
+            if trials.any_passed and clock.monotonic_s() > until_s:
+                trials.findings.append(
+                    ClassFinding(candidate, False, "not tried: a class passed, and trying took its time")
+                )
+                continue
+            if not (together and trials.leave_room()):
+                trials.time_open()
+            on_look = _say_again(progress, f"check that output does not depend on the batch: {candidate}")
+            trials.add(_try(question, candidate, text, on_look))
+        trials.time_open()
+    finally:
+        trials.close()
+    return trials.findings
 
 
 def _describe_measured(
@@ -271,13 +229,11 @@ def _say_again(progress: Progress, stage: str) -> OnLook:
     return lambda cpu_s: progress(f"{stage}, {cpu_s:.0f} s of processor time so far", -1.0)
 
 
-def _try(question: ClassQuestion, candidate: NumericalClass, text: ShortText | None, on_look: OnLook) -> ClassFinding:
+def _try(question: ClassQuestion, candidate: NumericalClass, text: ShortText | None, on_look: OnLook) -> ClassTrial:
     options = replace(question.options, numerical_class=candidate)
     # In this process nothing is said meanwhile, and a worker that waits for long is taken for hung.
     job = ClassJob(question.adapter.name, str(question.prepared), options, text, far=question.isolated)
-    if not question.isolated:
-        return run_here(question.adapter, job)
-    return run_job(job, candidate, on_look)
+    return try_apart(job, candidate, on_look) if question.isolated else TrialHere(question.adapter, job)
 
 
 def _check_one_thread(question: ClassQuestion, finding: ClassFinding, on_look: OnLook) -> ClassFinding:
@@ -286,7 +242,9 @@ def _check_one_thread(question: ClassQuestion, finding: ClassFinding, on_look: O
         return finding
     options = replace(question.options, numerical_class=finding.numerical_class, threads=1)
     job = ClassJob(question.adapter.name, str(question.prepared), options, only_bits=True)
-    same = run_job(job, finding.numerical_class, on_look).fingerprint == finding.fingerprint
+    trial = try_apart(job, finding.numerical_class, on_look)
+    trial.close()
+    same = trial.finding.fingerprint == finding.fingerprint
     return replace(finding, why=f"{finding.why}, {'nor' if same else 'but'} on the number of threads")
 
 

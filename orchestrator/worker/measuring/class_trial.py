@@ -1,8 +1,10 @@
-"""Tries a loaded model in one numerical class: is it sane, do rows keep their bits, what does it cost."""
+"""Tries a loaded model in one numerical class: is it sane, do rows keep their bits; and times those that are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from adapters.brief_invariance import find_brief_variance
 from adapters.contract import Exactness, LoadedModel, Logits, Segment
 from adapters.decoder.short_text import ShortText, log_softmax
 from adapters.invariance import find_variance, run_probe
-from device_profiles.numerical_class import MIXED_ROWS, ClassFinding
+from device_profiles.numerical_class import MIXED_ROWS, ClassFinding, mix_ms
 from orchestrator.clock import Clock
 from orchestrator.worker.measuring.steps import forward_ms, segment
 
@@ -23,20 +25,21 @@ logarithm of the vocabulary's size, 10 or more."""
 _PREFILL_TOKENS = 256
 # Positions behind which forwards are timed (ADR 0040). Not tuned.
 _HELD = 64
-# The median of all but the first (ADR 0040). Not tuned.
-_RUNS = 7
+# Of all classes in turn. With three, a load that comes or goes in one of them decides nothing. ADR 0040.
+_ROUNDS = 3
+PROMPT = 0
+"""In place of a number of rows: a prompt is timed."""
 
 
 def try_class(
-    model: LoadedModel, text: ShortText | None, clock: Clock, load_s: float, *, brief: bool = False, far: bool = True
+    model: LoadedModel, text: ShortText | None, load_s: float, *, brief: bool = False, far: bool = True
 ) -> ClassFinding:
-    """Return what came of it. Slots are free before and after. `brief`: by few forwards, and without what it costs.
+    """Return what came of it, but for what it costs. Slots are free before and after. `brief`: by few forwards.
     `far`: at far positions, too. Raises what `LoadedModel.forward` raises."""
     caps = model.capabilities
     probe = run_probe(model)
     problem, agreement = find_insanity(model, text, probe.logits)
     fingerprint = "" if problem else probe.fingerprint
-    decode_ms, prefill_ms, prefill_tokens = ((), 0.0, 0) if problem or brief else measure_costs(model, clock)
     if not problem and caps.exactness is Exactness.BIT:
         variance = find_brief_variance(model, probe) if brief else find_variance(model, far=far)
         problem = f"bits depend on the batch: {variance}" if variance else ""
@@ -45,9 +48,6 @@ def try_class(
         not problem,
         problem or "sane" + _describe_invariance(caps.exactness, brief=brief),
         fingerprint=fingerprint,
-        decode_ms=decode_ms,
-        prefill_ms=prefill_ms,
-        prefill_tokens=prefill_tokens,
         agreement=agreement,
         load_s=round(load_s, 2),
     )
@@ -85,22 +85,60 @@ def find_insanity(model: LoadedModel, text: ShortText | None, logits: Logits) ->
     return "", agreement
 
 
-def measure_costs(model: LoadedModel, clock: Clock) -> tuple[tuple[tuple[int, float], ...], float, int]:
-    """Return the median milliseconds of decoding forwards by their rows, and of a prompt, with its tokens."""
-    caps = model.capabilities
-    room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens)
-    count = min(_PREFILL_TOKENS, room - MIXED_ROWS[-1][0])
-    held = min(_HELD, count)
-    prompt = segment(model, 0, 0, count, prompt=True)
-    prefill = []
-    for _ in range(3):
-        prefill.append(forward_ms(model, [prompt], clock))
-        model.release(0)
-    model.forward([segment(model, 0, 0, held, prompt=True)])
-    decode = []
-    for rows, _ in MIXED_ROWS:
-        batch = [segment(model, 0, held, rows, prompt=False)]
-        # The first forward of another number of rows takes longer.
-        decode.append((rows, median([forward_ms(model, batch, clock) for _ in range(_RUNS)][1:])))
-    model.release(0)
-    return tuple(decode), median(prefill), count
+class CostMeter:
+    """Times one forward after the other, so that several models can take turns. `prompt_tokens`: of the prompt."""
+
+    def __init__(self, model: LoadedModel, clock: Clock) -> None:
+        self._model, self._clock = model, clock
+        caps = model.capabilities
+        room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens)
+        self.prompt_tokens = min(_PREFILL_TOKENS, room - MIXED_ROWS[-1][0])
+        self._held = 0
+
+    def measure(self, rows: int) -> float:
+        """Return the milliseconds of a decoding forward of one sequence of so many rows, or of a prompt for PROMPT.
+        Behind a prompt nothing is held, behind all else a slot is. Raises what `LoadedModel.forward` raises."""
+        model = self._model
+        if rows == PROMPT:
+            self.release()
+            took_ms = forward_ms(model, [segment(model, 0, 0, self.prompt_tokens, prompt=True)], self._clock)
+            model.release(0)
+            return took_ms
+        if not self._held:
+            self._held = min(_HELD, self.prompt_tokens)
+            model.forward([segment(model, 0, 0, self._held, prompt=True)])
+        batch = [segment(model, 0, self._held, rows, prompt=False)]
+        forward_ms(model, batch, self._clock)  # the first one of another number of rows takes longer
+        return forward_ms(model, batch, self._clock)
+
+    def release(self) -> None:
+        """Leave the slot empty."""
+        if self._held:
+            self._model.release(0)
+            self._held = 0
+
+
+class ClassCosts(NamedTuple):
+    """Milliseconds, as in ClassFinding."""
+
+    decode_ms: tuple[tuple[int, float], ...]
+    prefill_ms: float
+    rounds_ms: tuple[float, ...]
+
+
+def time_in_turns(measures: Sequence[Callable[[int], float]]) -> list[ClassCosts]:
+    """Return what each costs. They take turns by the forward, so that whatever else the machine does slows all down
+    alike; who is first changes with each round. Raises what they raise."""
+    times: list[list[dict[int, float]]] = [[{} for _ in range(_ROUNDS)] for _ in measures]
+    for number in range(_ROUNDS):
+        turn = list(zip(measures, times, strict=True))[:: -1 if number % 2 else 1]
+        for rows in (PROMPT, *(rows for rows, _ in MIXED_ROWS)):
+            for measure, its in turn:
+                its[number][rows] = measure(rows)
+    return [_sum_up(its) for its in times]
+
+
+def _sum_up(rounds: Sequence[Mapping[int, float]]) -> ClassCosts:
+    middle = {rows: median(times[rows] for times in rounds) for rows in rounds[0]}
+    decode_ms = tuple((rows, middle[rows]) for rows, _ in MIXED_ROWS)
+    return ClassCosts(decode_ms, middle[PROMPT], tuple(mix_ms(times, times[PROMPT]) for times in rounds))
