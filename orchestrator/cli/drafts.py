@@ -158,6 +158,10 @@ def recommend(
         list[str] | None,
         typer.Option(metavar="SOURCE", help="A draft model to try, as in cluster.yaml; may be repeated."),
     ] = None,
+    replica: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Compare for this item of `model.replicas`, from 0, and its drafts."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 96,
     config: ConfigFile = None,
@@ -172,7 +176,11 @@ def recommend(
 
     path = config or default_config_path()
     job = RecommendJob(
-        load_config(path), path.resolve().parent, tuple(store or ()), tuple(model or ()), prompts, limit, max_tokens
+        *(load_config(path), path.resolve().parent, tuple(store or ()), tuple(model or ())),
+        prompts=prompts,
+        limit=limit,
+        max_tokens=max_tokens,
+        replica=replica,
     )
     result = show_progress(lambda progress: recommend_drafts(job, progress))
     if as_json:

@@ -64,7 +64,13 @@ def profile(
 ) -> None:
     """Measure devices, the configured models on them, their drafts and the links between hosts, and keep it all."""
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.planning.profiling.work import list_work, measuring_alone, profile_store, remote_work
+    from orchestrator.planning.profiling.work import (
+        describe_drafts_elsewhere,
+        list_work,
+        measuring_alone,
+        profile_store,
+        remote_work,
+    )
 
     path = config or default_config_path()
     loaded = leave_out_canary(load_config(path))
@@ -76,6 +82,8 @@ def profile(
             work += remote_work(target, base, device or (), threads or (), node)
         else:
             work += list_work(target, base, device or (), threads or ())
+            for line in describe_drafts_elsewhere(target):
+                print(f"outrider: {line}", file=sys.stderr)
     todo = [piece for piece in work if refresh or not piece.is_known(store)]
     serving = "" if force else _describe_daemon(loaded)
     if not serving:

@@ -189,6 +189,17 @@ def _choose_own(options: EngineOptions, number: int, config: ClusterConfig) -> E
     return _choose_own_drafts(placed, own.own_drafts, own.host, number, config)
 
 
+def list_own_drafters(options: EngineOptions, config: ClusterConfig) -> list[tuple[str, DraftOptions]]:
+    """Return the drafters that replicas have of their own, each with the host that its replica is bound to ("":
+    none)."""
+    return [
+        (placement.host, drafter)
+        for number, placement in enumerate(config.model.placements)
+        if placement.own_drafts
+        for drafter in _choose_own(options, number, config).drafters
+    ]
+
+
 def place_drafts(drafts: Sequence[Draft], host: str) -> tuple[Draft, ...]:
     """Return drafts that run on this host, beside their target, where nothing says where they do."""
 

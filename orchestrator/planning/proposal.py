@@ -338,6 +338,11 @@ def _list_assumptions(request: PlanRequest, known: Collection[str], pairs: Seque
         for draft in request.drafts
         if draft.name not in known
     ]
+    lines += [
+        f"drafts of {server}: nothing is predicted of them, as nobody has measured that server"
+        for server in request.draft_servers
+        if request.depth_bound
+    ]
     return tuple(lines + _list_cascade_assumptions(request, pairs))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from adapters.names import SHARDING_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
-from orchestrator.config.drafts import ModelDraft, draft_names
+from orchestrator.config.drafts import EndpointDraft, ModelDraft, draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
@@ -70,7 +70,8 @@ class PlanRequest:
     `no_drafts`: why the target can have none, "" where it can.
     `price_per_hour`: of this machine with its devices, 0 where not known. `taken`: what the daemon's other targets
     take. There are to be `least_replicas`, and at most `replicas`, `alike`: of one group of equal bits. `failover` says
-    when streams go on with other bits. `max_running`: sequences that a replica decodes at once (None: as fit)."""
+    when streams go on with other bits. `max_running`: sequences that a replica decodes at once (None: as fit).
+    `draft_servers`: the addresses of those that draft, which nobody prices."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -90,6 +91,7 @@ class PlanRequest:
     alike: bool = False
     failover: FailoverRules = NO_RULES
     max_running: int | None = None
+    draft_servers: tuple[str, ...] = ()
 
     @property
     def most_replicas(self) -> int:
@@ -165,6 +167,7 @@ def build_request_from_config(
             config.failover.after_s, other_bits=config.failover.choose_other_bits(unlike=model.unlike)
         ),
         max_running=config.limits.max_running,
+        draft_servers=tuple(draft.endpoint for draft in config.drafts if isinstance(draft, EndpointDraft)),
     )
 
 

@@ -12,7 +12,10 @@ import yaml
 from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.config.drafts import AnyDraft, EndpointDraft, IndexDraft, ModelDraft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.model_keys import THIS_NODE
+from orchestrator.config.source_text import format_place
 from orchestrator.config.target import Target
+from orchestrator.worker.measuring.prompts import MeasurementError
 
 CHAIN = "chain"
 """All candidates that can be loaded, in order of cost."""
@@ -32,6 +35,40 @@ class Candidate:
     def to_items(self) -> list[dict[str, Any]]:
         """Return the items of `drafts`, as cluster.yaml has them."""
         return [draft.model_dump(mode="json", exclude_unset=True) for draft in self.drafts]
+
+
+def choose_replica(config: ClusterConfig, number: int | None) -> ClusterConfig:
+    """Return the configuration of a target that runs as the item of `model.replicas` with this number does, with its
+    drafts. None: of one as `model` and `drafts` say; then no item may have drafts of its own. Raises
+    MeasurementError."""
+    placements = config.model.placements
+    if number is None:
+        own = next((index for index, placement in enumerate(placements) if placement.own_drafts is not None), None)
+        if own is not None:
+            why = "it has drafts of its own; say which item to compare for, as in"
+            raise MeasurementError(f"{_name_item(config, own)}: {why} --replica {own}")
+        return config
+    if number >= len(placements):
+        raise MeasurementError(f"--replica {number}: there are {len(placements)} items, from 0")
+    placement = placements[number]
+    if placement.is_endpoint:
+        raise MeasurementError(f"{_name_item(config, number)}: another engine's server drafts for itself")
+    if placement.host not in ("", THIS_NODE):
+        raise MeasurementError(f"{_name_item(config, number)}: it runs on {placement.host}; compare drafts there")
+    limits = {name: value for name in ("kv_cache", "max_batch_rows") if (value := getattr(placement, name)) is not None}
+    devices = {name: value for name in ("cores", "threads") if (value := getattr(placement, name))}
+    return config.model_copy(
+        update={
+            "model": config.model.with_own(placement).model_copy(update={"replicas": 1}),
+            "drafts": config.drafts if placement.own_drafts is None else placement.own_drafts,
+            "limits": config.limits.model_copy(update=limits),
+            "devices": config.devices.model_copy(update=devices),
+        }
+    )
+
+
+def _name_item(config: ClusterConfig, number: int) -> str:
+    return format_place(config.find_place("model", "replicas", number))
 
 
 def format_drafts(items: Sequence[dict[str, Any]]) -> str:

@@ -20,7 +20,13 @@ from orchestrator.errors import OutriderError
 from orchestrator.fitting.worker_options import depth_of, engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.recommend.candidates import Candidate, chain_candidates, format_drafts, list_candidates
+from orchestrator.recommend.candidates import (
+    Candidate,
+    chain_candidates,
+    choose_replica,
+    format_drafts,
+    list_candidates,
+)
 from orchestrator.recommend.figures import (
     CONTROL,
     FORMULAS,
@@ -126,7 +132,8 @@ def environment_of(target: LoadedSource, options: EngineOptions) -> dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class RecommendJob:
-    """What to compare on what. `prompts` None: those of our own. `limit` 0: all of them."""
+    """What to compare on what. `prompts` None: those of our own. `limit` 0: all of them. `replica`: the item of
+    `model.replicas` to compare for, None where they have the same drafts."""
 
     config: ClusterConfig
     base: Path
@@ -135,6 +142,7 @@ class RecommendJob:
     prompts: Path | None = None
     limit: int = 0
     max_tokens: int = 96
+    replica: int | None = None
 
 
 @dataclass(slots=True)
@@ -185,7 +193,7 @@ def recommend_drafts(job: RecommendJob, tell: Tell) -> dict[str, Any]:
         raise MeasurementError(
             "speculation.method: the configuration switches speculation off: there is nothing to compare"
         )
-    config = leave_out_canary(job.config)
+    config = choose_replica(leave_out_canary(job.config), job.replica)
     plain = _build_options(config, job.base, ())
     target = load_target(plain, lambda stage, _: tell(f"the target: {stage}", -1.0))
     try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
 
 from orchestrator.config.drafts import ModelDraft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.recommend.candidates import chain_candidates, list_candidates
+from orchestrator.recommend.candidates import chain_candidates, choose_replica, list_candidates
 from orchestrator.recommend.figures import (
     bootstrap_interval,
     choose_drafts,
@@ -18,6 +19,7 @@ from orchestrator.recommend.figures import (
 )
 from orchestrator.recommend.record import Prompt, Record
 from orchestrator.recommend.table import describe_recommendation
+from orchestrator.worker.measuring.prompts import MeasurementError
 
 TARGET = "simulated:toy?base_ms=6&row_ms=0.2"
 GOOD = "simulated:toy?base_ms=0.2&row_ms=0.02&agree=0.9"
@@ -102,6 +104,47 @@ def test_what_cannot_be_compared_is_said_in_a_line(tmp_path, outrider, more, opt
     assert done.returncode == 1
     assert named in done.stderr
     assert "Traceback" not in done.stderr
+
+
+ITEMS = [
+    {"drafts": [{"method": "suffix", "max_match": 8}]},
+    {"adapter": "simulated", "drafts": [{"method": "model", "source": GOOD, "adapter": "simulated"}]},
+    {"drafts": []},
+]
+
+
+def test_an_item_with_drafts_of_its_own_is_compared_for_by_its_number(tmp_path, outrider, prompts):
+    model = {"source": TARGET, "adapter": "simulated", "replicas": ITEMS}
+    config = configure(
+        tmp_path / "c.yaml", model=model, drafts=[{"method": "model", "source": DEAR, "adapter": "simulated"}]
+    )
+    options = ("drafts", "recommend", "--config", config, "--prompts", prompts, "--max-tokens", 8, "--json")
+    done = outrider(*options)
+    assert done.returncode == 1
+    assert "model.replicas[0]: it has drafts of its own; " in done.stderr
+    assert "--replica 0" in done.stderr
+    done = outrider(*options, "--replica", 1)
+    assert done.returncode == 0, done.stderr
+    names = {row["name"] for row in json.loads(done.stdout)["candidates"]}
+    assert names == {"none", "control", "suffix", f"model {GOOD}", "chain"}, "those of `drafts` are not its own"
+    done = outrider(*options, "--replica", 3)
+    assert "--replica 3: there are 3 items, from 0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("item", "why"),
+    [
+        ({"endpoint": "http://gpu:8000/v1"}, "another engine's server drafts for itself"),
+        ({"host": "10.0.0.3", "drafts": []}, "it runs on 10.0.0.3; compare drafts there"),
+    ],
+)
+def test_an_item_that_does_not_decode_here_is_named(item, why):
+    config = ClusterConfig.model_validate(
+        {"model": {"source": TARGET, "adapter": "simulated", "replicas": [{"host": "here"}, item]}}
+    )
+    with pytest.raises(MeasurementError, match=rf"model\.replicas\[1\]: {re.escape(why)}"):
+        choose_replica(config, 1)
+    assert choose_replica(config, 0).model.replicas == 1
 
 
 def read(drafts):

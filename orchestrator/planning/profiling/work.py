@@ -30,10 +30,11 @@ from device_profiles.units import GIB
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
+from orchestrator.config.source_text import format_place
 from orchestrator.config.target import AUTO
 from orchestrator.errors import OutriderError
 from orchestrator.fitting.profile_keys import build_profile_key, find_profile, profiles_in, threads_of
-from orchestrator.fitting.worker_options import engine_options
+from orchestrator.fitting.worker_options import engine_options, list_own_drafters
 from orchestrator.machine.devices import effective_device, find_device, mark_of
 from orchestrator.planning.wanted import PlanError
 from orchestrator.protocol.contract import WorkerSpec
@@ -201,12 +202,26 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
         for count in threads or (engine.model.threads,):
             model = engine.with_model(adapter=device.adapter, device=device.name, threads=count).model
             work.append(_work(ProfileJob(engine, model, "target", may_cut=device.adapter in able), device))
-    for draft in engine.drafters:
+    own = [draft for host, draft in list_own_drafters(engine, config) if host in ("", THIS_NODE)]
+    known: list[ModelOptions] = []  # several replicas may have a draft
+    for draft in (*engine.drafters, *own):
         if isinstance(draft, ModelDraftOptions):
             for place in _places(draft, wanted):
                 moved = msgspec.structs.replace(draft.model, adapter=place.adapter, device=place.name)
-                work.append(_work(ProfileJob(engine, moved, "draft", drafter=draft.name), place))
+                if moved not in known:
+                    known.append(moved)
+                    work.append(_work(ProfileJob(engine, moved, "draft", drafter=draft.name), place))
     return work
+
+
+def describe_drafts_elsewhere(config: ClusterConfig) -> list[str]:
+    """Return in a line each whose drafts are not measured here, as their replica is bound to another host."""
+    return [
+        f"{format_place(config.find_place('model', 'replicas', number, 'drafts'))}: they are not measured here; "
+        f"measure them on {placement.host}"
+        for number, placement in enumerate(config.model.placements)
+        if placement.own_drafts and placement.host not in ("", THIS_NODE)
+    ]
 
 
 def list_unfit(config: ClusterConfig, base: Path) -> dict[str, str]:
