@@ -63,11 +63,11 @@ for line in sys.stdin:
 
 def test_a_process_answers_one_question_after_the_other_until_it_ends() -> None:
     child = AnsweringChild([sys.executable, "-c", _ANSWERS], lambda cpu_s: None)
-    assert [child.ask(question) for question in (b"one", b"two")] == [
+    assert [child.ask_question(question) for question in (b"one", b"two")] == [
         ChildEnd(b"ONE\n", "", 0),
         ChildEnd(b"TWO\n", "", 0),
     ]
-    assert child.ask(b"end") == ChildEnd(b"", "it was told to", 1)
+    assert child.ask_question(b"end") == ChildEnd(b"", "it was told to", 1)
     child.close()
     child.close()
 
@@ -75,5 +75,5 @@ def test_a_process_answers_one_question_after_the_other_until_it_ends() -> None:
 def test_a_process_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_work, "_LONGEST_IDLE_S", 2.0)
     child = AnsweringChild([sys.executable, "-c", _SLEEPS], lambda cpu_s: None)
-    assert "did nothing" in child.ask(b"anything").failure
+    assert "did nothing" in child.ask_question(b"anything").failure
     child.close()

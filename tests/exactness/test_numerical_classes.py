@@ -332,7 +332,7 @@ class Trial:
     closed: int = 0
     finding: ClassFinding = dataclasses.field(default_factory=lambda: ClassFinding(CLASS, True, "sane"))
 
-    def measure(self, rows: int) -> float:
+    def measure_ms(self, rows: int) -> float:
         self.ends_at -= 1
         if self.ends_at < 0:
             raise TrialEnded(self, "its process ended by SIGSEGV")

@@ -27,8 +27,8 @@ def test_costs_are_measured_in_whatever_room_there_is_and_slots_are_left_empty(p
     assert {max(one.rows) for one in steps.samples if len(one.rows) > 1} <= {1}  # nobody drafts for it
     quick_cost(model, clock, budget_s=1.0)
     meter = CostMeter(model, clock)
-    (costs,) = time_in_turns([meter.measure])
-    meter.release()
+    (costs,) = time_in_turns([meter.measure_ms])
+    meter.release_slot()
     assert len(costs.decode_ms) == 5
     assert min(costs.prefill_ms, meter.prompt_tokens) > 0
     found = try_class(model, None, 0.0)

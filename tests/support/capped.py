@@ -98,7 +98,7 @@ class _Failed:
     finding: ClassFinding
     needed_bytes: float = 0.0
 
-    def measure(self, rows: int) -> float:
+    def measure_ms(self, rows: int) -> float:
         raise AssertionError(f"{self.finding.numerical_class} did not pass")
 
     def close(self) -> None:

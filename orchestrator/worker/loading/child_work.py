@@ -88,7 +88,7 @@ class AnsweringChild:
     def pid(self) -> int:
         return self._child.pid
 
-    def ask(self, question: bytes) -> ChildEnd:
+    def ask_question(self, question: bytes) -> ChildEnd:
         """Return the answer; where there is none, why, and the process has ended."""
         assert self._child.stdin is not None  # noqa: S101 -- it has a pipe
         meter = WorkMeter(self._child.pid)

@@ -64,8 +64,8 @@ class ClassTrial(Protocol):
     @property
     def needed_bytes(self) -> float: ...
 
-    def measure(self, rows: int) -> float:
-        """See CostMeter.measure. Raises TrialEnded, OutOfMemory."""
+    def measure_ms(self, rows: int) -> float:
+        """See CostMeter.measure_ms. Raises TrialEnded, OutOfMemory."""
         ...
 
     def close(self) -> None:
@@ -94,8 +94,8 @@ class TrialHere:
             self.close()
             raise
 
-    def measure(self, rows: int) -> float:
-        return self._meter.measure(rows)
+    def measure_ms(self, rows: int) -> float:
+        return self._meter.measure_ms(rows)
 
     def close(self) -> None:
         self._model.close()
@@ -126,7 +126,7 @@ class _TrialApart:
     def needed_bytes(self) -> float:
         return _SPARE * peak_rss_bytes(self._child.pid)
 
-    def measure(self, rows: int) -> float:
+    def measure_ms(self, rows: int) -> float:
         answer = self._ask(b"%d" % rows)
         if answer.failure:
             raise TrialEnded(self, answer.failure)
@@ -134,7 +134,7 @@ class _TrialApart:
 
     def _ask(self, question: bytes) -> ChildEnd:
         """Raises OutOfMemory."""
-        end = self._child.ask(question)
+        end = self._child.ask_question(question)
         if end.status == -signal.SIGKILL and self._kills.has_kill():
             raise OutOfMemory(f"trying {self._tried}: its process {KILLED_FOR_MEMORY}")
         if end.status == _NO_MEMORY:
@@ -174,7 +174,7 @@ class TimedTrials:
         while self._open:
             places, trials = zip(*self._open.items(), strict=True)
             try:
-                costs = time_in_turns([trial.measure for trial in trials])
+                costs = time_in_turns([trial.measure_ms for trial in trials])
             except TrialEnded as end:
                 place = places[trials.index(end.trial)]
                 self.findings[place] = replace(self.findings[place], passed=False, why=str(end))
@@ -199,7 +199,7 @@ def main() -> int:
         trial = TrialHere(registry.get_for(job.adapter, job.options.device, job.options.static), job)
         _answer(msgspec.json.encode(trial.finding))
         for line in sys.stdin.buffer:
-            _answer(b"%f" % trial.measure(int(line)))
+            _answer(b"%f" % trial.measure_ms(int(line)))
         trial.close()
     except (AdapterError, MemoryError) as error:
         sys.stderr.write(f"{str(error) or 'there is no memory for it'}\n")

@@ -95,12 +95,12 @@ class CostMeter:
         self.prompt_tokens = min(_PREFILL_TOKENS, room - MIXED_ROWS[-1][0])
         self._held = 0
 
-    def measure(self, rows: int) -> float:
+    def measure_ms(self, rows: int) -> float:
         """Return the milliseconds of a decoding forward of one sequence of so many rows, or of a prompt for PROMPT.
         Behind a prompt nothing is held, behind all else a slot is. Raises what `LoadedModel.forward` raises."""
         model = self._model
         if rows == PROMPT:
-            self.release()
+            self.release_slot()
             took_ms = forward_ms(model, [segment(model, 0, 0, self.prompt_tokens, prompt=True)], self._clock)
             model.release(0)
             return took_ms
@@ -111,7 +111,7 @@ class CostMeter:
         forward_ms(model, batch, self._clock)  # the first one of another number of rows takes longer
         return forward_ms(model, batch, self._clock)
 
-    def release(self) -> None:
+    def release_slot(self) -> None:
         """Leave the slot empty."""
         if self._held:
             self._model.release(0)
