@@ -19,8 +19,8 @@ FEW_LAYERS = "few_layers"
 """In `MeasuredModel.formats`, behind all else: only some layers were loaded, and the figures are scaled to all."""
 
 ENDS = ("first", "last", "both", "logits")
-"""In `MeasuredModel.layer_parts`: what a process takes beside its layers that has the `first` one (the embedding), the
-`last` one (the output layer), or `both`; and the `logits` of its largest forward, with the last."""
+"""In `MeasuredModel.layer_parts`: what a process takes beside its layers. `first`: with the first one, the embedding;
+`last`: with the last one, the output layer; `both`. `logits`: of its largest forward, with the last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ def stretch_costs(taken: NDArray[np.float64] | float, utilisation: NDArray[np.fl
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """One worker's part of a model: an option, the share of the layers that it runs, and the share of the device's
-    time that other work takes."""
+    """One worker's part of a model: an option, and the share of the layers that it runs. Other work takes
+    a share of the device's time."""
 
     option: Option
     share: float = 1.0

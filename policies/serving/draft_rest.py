@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import inf
 
 REST_AFTER_S = 30.0
-"""So long nobody was helped before a draft worker rests. ADR 0121: the device is to be free within 60 s, and half
-of that is left for replicas to find out that drafts do not pay. Not tuned."""
+"""So long nobody was helped before a draft worker rests. ADR 0121: the device is to be free within 60 s. Half of
+that is left for replicas to find out that drafts do not pay. Not tuned."""
 REST_S = 600.0
 """So long it rests before it is tried again. ADR 0121: a load and 30 s of trial are then a tenth of it at most."""
 # Of replicas that decoded meanwhile: without rounds nothing is known. ADR 0121. Not tuned.
@@ -25,8 +25,8 @@ _ENOUGH_ASKS = 20
 
 @dataclass(frozen=True, slots=True)
 class DraftUse:
-    """What a replica says of a draft so far: why it leaves it alone ("": it does not), how often it `asks` it, how
-    many of its tokens it `accepted`, and how many `rounds` it ran."""
+    """What a replica says of a draft so far. `left_alone`: why it leaves it alone, "" where it does not. It `asks` it
+    so often, `accepted` so many of its tokens, and ran so many `rounds`."""
 
     left_alone: str = ""
     asks: int = 0

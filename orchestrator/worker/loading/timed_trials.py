@@ -1,9 +1,9 @@
 """Trials of numerical classes. Those that passed stay in memory and are timed in turns, so that what else the machine
 does decides nothing. Each has a process of its own: a runtime that crashes, or keeps its memory, costs its class.
 
-`python -m orchestrator.worker.loading.timed_trials` reads a `ClassJob` as JSON from standard input, writes the finding
-to standard output, and then answers each number of rows with the milliseconds of such a forward. Its last line on
-standard error says why there is no finding.
+`python -m orchestrator.worker.loading.timed_trials` reads a `ClassJob` as JSON from standard input and writes the
+finding to standard output. It then answers each number of rows with the milliseconds of such a forward. Its last line
+on standard error says why there is no finding.
 """
 
 from __future__ import annotations
@@ -191,8 +191,8 @@ class TimedTrials:
 
 
 def main() -> int:
-    """Do the job, and time forwards until the input ends; 0, or 1 with the reason on standard error, or 2 where that is
-    a want of memory."""
+    """Do the job, and time forwards until the input ends. Return 0, 1 with the reason on standard error, or 2 where
+    that is a want of memory."""
     end_with_parent()
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=ClassJob)
     try:

@@ -1,11 +1,11 @@
 """A target cut into layer shards for one depth and one number of micro-batches: from what, and what the shards take.
 
-With several micro-batches a round takes the longer of two times: the sum over the shards, and the time of the slowest
-shard times their number. So the slowest is bounded, and the bound is moved until the two meet.
+With several micro-batches a round takes the longer of two times. They are the sum over the shards, and the time of the
+slowest shard times their number. So the slowest is bounded, and the bound is moved until the two meet.
 
-With the objectives `cost` and `energy` the product of a round's time T and the burden B of the devices (a price or a
-power) is to be small. Its least value is where T + x B is least for some x, for the product is quasi-concave. So each
-device is charged x times its burden, in ms of a round, and sharded.py moves x.
+With the objectives `cost` and `energy` a product is to be small. It is a round's time T times the burden B of the
+devices, a price or a power. Its least value is where T + x B is least for some x, for the product is quasi-concave. So
+each device is charged x times its burden, in ms of a round, and sharded.py moves x.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _CLOSE = 1.02  # until it is known so closely
 
 
 def narrow(items: Items, stage: Floats, layers: int, hops: Hops, most: int) -> tuple[Items, Floats]:
-    """Return the items of the zones in which a target of so many layers, in at most `most` shards, seems fastest, and
-    of the best hosts in them.
+    """Return the items of the best zones and of the best hosts in them. There a target of so many layers, in at most
+    `most` shards, seems fastest.
 
     A device's price is what a layer takes on it when it is full, hop included. A zone is rated by its cheapest devices
-    that together hold the target; where no zone holds it alone, by price, until there is three times the room.
-    """
+    that together hold the target. Where no zone holds it alone, they are taken by price, until there is three times
+    the room."""
     if len(np.unique(items.device)) <= _FEW:
         return items, stage
     price = _price(items, hops.zone)
@@ -115,8 +115,8 @@ def _hosts(items: Items, rows: Ints, hops: Hops, most: int) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class CutTask:
-    """What shards are cut from: one item for each device and option that can hold a layer of `sequences` sequences, how
-    many of them it can (`most`), and with an end of the model."""
+    """What shards are cut from: one item for each device and option that can hold a layer of `sequences` sequences. It
+    can hold `most` of them, and others with an end of the model."""
 
     ground: SearchSpace
     index: Index

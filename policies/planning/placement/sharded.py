@@ -1,7 +1,7 @@
 """A target in layer shards: which devices, which depth and micro-batches, and drafts for it.
 
 The shards are cut (see `cutting`) for one depth and one number of micro-batches at a time, beginning with none and one.
-policies/planning/throughput.py says what these are. The best depth and number for the shards found are what they are
+What these are says policies/planning/throughput.py. The best depth and number for the shards found are what they are
 cut for next, until nothing gets better. With the objectives `cost` and `energy` the same goes for what the burden of a
 device counts as.
 """
@@ -63,8 +63,8 @@ _BURDEN_TURNS = 6
 def best_sharded(ground: SearchSpace) -> ScoredCandidate | None:
     """Return the best way to run the target in layer shards, None where there is none.
 
-    It runs as many sequences at once as are asked for, or half as many as long as that is better (or the first that
-    fits).
+    It runs as many sequences at once as are asked for. Else it runs half as many, as long as that is better or the
+    first that fits.
     """
     sequences = ground.wanted.workload.bound_running(ground.concurrency)
     best, task = None, task_of(ground, sequences)
@@ -101,8 +101,8 @@ def _refine_cut(task: CutTask, first: ScoredCandidate) -> ScoredCandidate:
 def _exchange_devices(task: CutTask, best: ScoredCandidate) -> ScoredCandidate:
     """Where there are very few devices, look whether other devices do better.
 
-    Tried are one more, one less, or one for another, as a shard that drafts better, or one whose link is not like the
-    other links.
+    Tried are one more, one less, or one for another: a shard that drafts better, or one whose link is
+    unlike the others.
     """
     if len(np.unique(task.device)) > _VERY_FEW:
         return best
@@ -178,8 +178,8 @@ def _best_for(task: CutTask, aim: CutGoal) -> ScoredCandidate | None:
 
 
 def _find_draft_reserves(task: CutTask, best: ScoredCandidate) -> list[int]:
-    """Return the devices with a shard that draft faster than any without one; those that run a layer slowest come
-    first, because the shards miss them least. Where there are many devices, the fastest drafter alone."""
+    """Return the devices with a shard that draft faster than any without one. Those that run a layer
+    slowest come first: the shards miss them least. Where there are many devices, the fastest drafter alone."""
     in_use = {placed.device.id: _layer_ms(placed, task) for placed in best.candidate.target}
     numbers = np.array([number for number, device in enumerate(task.index.devices) if device.id in in_use], np.int64)
     times: dict[int, float] = {}

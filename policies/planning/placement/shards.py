@@ -8,10 +8,10 @@ joined to hosts, hosts to zones and zones to the whole, each a min-plus convolut
     joined[s, l] = min over (t, x) of left[s - t, l - x] + right[t, x] + hop
 
 The first and the last shard have less room: the embedding and the output layer are theirs alone. So shards are cut as
-if no shard had these. Only where that leaves the ends no room, there are such tables four times: of devices that have
-neither end, the first layer, the last one, or both. Joined are those that have no end in common.
+if no shard had these. Only where that leaves the ends no room, there are such tables four times. They are of devices
+that have neither end, the first layer, the last one, or both. Joined are those that have no end in common.
 
-The slowest shard, which bounds what many streams get together, is bounded by `most_ms`: a device then takes no more
+The slowest shard bounds what many streams get together. It is bounded by `most_ms`: a device then takes no more
 layers than it runs in that time (see sharded.py). The problem is that of Helix (arXiv 2406.01566), which solves it as a
 mixed-integer program, and of prima.cpp (arXiv 2504.08791).
 """
@@ -46,10 +46,10 @@ class Hops:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What can take layers: `fixed_ms` + layers * `layer_ms`, for at most `most` layers, on `device` (a device may have
-    several, of which one is taken, by `option`). `most_at_ends`: with the first layer of the model among them, and with
-    the last one. `host_ms` counts once for each host in use: what its price counts as. `tie` decides between equals,
-    the lowest first."""
+    """What can take layers: `fixed_ms` + layers * `layer_ms`, for at most `most` layers, on `device`. A device may
+    have several, of which one is taken, by `option`. `most_at_ends`: with the first layer of the model among them, and
+    with the last one. `host_ms` counts once for each host in use: what its price counts as. `tie` decides between
+    equals, the lowest first."""
 
     device: Ints
     host: Ints
@@ -77,9 +77,9 @@ class CutShard:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """`ms[e, s, l]`: the least that s shards with l layers in all take, infinite where they cannot; `e` says which ends
-    of the model are among them. `parts`: the two tables it was joined from, `take[e, s, l]`: which ends, and how many
-    shards and layers, of them the second has. Without parts it is one device's, and `item[e, l]` runs l layers.
+    """`ms[e, s, l]`: the least that s shards with l layers in all take, infinite where they cannot. `e` says which
+    ends of the model are among them. `parts`: the two tables it was joined from, `take[e, s, l]`: which ends, and how
+    many shards and layers, of them the second has. Without parts it is one device's, and `item[e, l]` runs l layers.
     `closed`: nothing comes between its shards, as they are a device's, a host's or a zone's."""
 
     ms: Floats
@@ -90,8 +90,8 @@ class _Table:
 
 
 def cut_shards(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> list[CutShard] | None:
-    """Return the shards with the least sum, as many as one of `shards` (ascending, from 2), in an order in which hosts
-    and zones stay together, and the ends have room; None where it cannot be done."""
+    """Return the shards with the least sum, as many as one of `shards` (ascending, from 2). In their order hosts
+    and zones stay together, and the ends have room. None where it cannot be done."""
     taken = _cut(items, layers, hops, shards, _NO_END)
     if taken is None:
         return None
