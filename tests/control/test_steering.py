@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.daemon.control.actions import LogLine, Send
 from orchestrator.daemon.control.events import (
@@ -111,13 +113,48 @@ def test_who_keeps_work_from_a_worker_besides_is_not_overruled_by_a_failover_who
     assert world.state.health.judge((), world.now_s, "t0").held
 
 
+NAMES = ("t0", "t1", "standby")
+HAPPENINGS = st.one_of(
+    st.tuples(st.just("fail over"), st.permutations(NAMES)),
+    st.tuples(st.sampled_from(["undo", "lose", "fail", "be ready", "open"]), st.permutations(NAMES)),
+)
+
+
+@given(st.lists(HAPPENINGS, max_size=30))
+def test_no_failover_keeps_requests_from_all_that_serve(happenings: list[tuple[str, list[str]]]) -> None:
+    world = serve(stand_by(), targets=2)
+    world.start(2)
+    world.make_ready(2)
+    for number, (what, (name, other, _)) in enumerate(happenings):
+        world.now_s += 30.0
+        serving = {world.processes[worker].spec.name: worker for worker in world.numbers(ready=True, stopping=False)}
+        coming = {world.processes[worker].spec.name: worker for worker in world.numbers(ready=False, stopping=False)}
+        match what:
+            case "fail over" if {name, other} <= serving.keys() and name != "standby":  # else it is refused
+                world.tell(FailoverAsked(name, other))
+            case "undo" if name in world.state.steering.list_failovers():
+                world.tell(FailoverUndone(name))
+            case "lose" if name in serving:
+                world.end_process(serving[name])
+            case "fail" if name in serving:
+                world.tell(WorkerSaid(serving[name], Failed("gone", restartable=False, kind="model_replaced")))
+                world.end_process(serving[name])
+            case "be ready" if name in coming:
+                world.start(coming[name])
+                world.make_ready(coming[name])
+            case "open":
+                open_stream(world, f"r{number}")
+        if any(replica.serving for replica in world.state.replicas.serving):
+            check_taken_in(world)
+
+
 def check_taken_in(world: World) -> None:
     """See that a request would be taken in, and not for want of a better view of the replicas."""
 
     def look() -> StateView:
         raise AssertionError("no replica takes requests")
 
-    check_room(world.state, ControlLimits(8, 8, 5), look, world.now_s)
+    check_room(world.state, ControlLimits(99, 99, 5), look, world.now_s)
 
 
 def test_a_choice_of_drafters_outlives_the_worker_that_it_was_told() -> None:
