@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.contract import ModelRefused
+from adapters.contract import ModelRefused, OutOfMemory
 from adapters.libllama import VARIABLE, find_mainline
 from device_profiles.numerical_class import MIXED_ROWS, ClassFinding, MeasuredClasses, NumericalClass, choose_class
 from device_profiles.profile import Precision
@@ -385,6 +385,27 @@ def test_classes_in_processes_of_their_own_are_beside_each_other_while_they_are_
     assert [len(one.rounds_ms) for one in findings] == [3, 3]
     assert {one.fingerprint for one in findings} == {target.class_fingerprint}
     assert all(one.prefill_tokens > 0 for one in findings)
+
+
+def test_where_two_classes_are_too_much_for_the_memory_they_are_tried_one_after_another(tmp_path, monkeypatch):
+    options = write_tiny_config(tmp_path)
+    target, _ = load(options)
+    first = target.model.capabilities.numerical_class
+    alive: list[Trial] = []
+
+    def try_apart(job, tried, on_look):
+        if any(not trial.closed for trial in alive):
+            raise OutOfMemory("there is no room for two")
+        trial = Trial(Machine([]), 1.0)
+        trial.finding = dataclasses.replace(target.classes.finding, rounds_ms=())
+        alive.append(trial)
+        return trial
+
+    monkeypatch.setattr(numerical_classes, "try_apart", try_apart)
+    monkeypatch.setattr(numerical_classes, "list_classes", lambda *_: [[first, first]])
+    refreshed, _ = load(options, refresh=True)
+    assert [len(one.rounds_ms) for one in refreshed.classes.findings] == [3, 3]
+    assert all(trial.closed for trial in alive)
 
 
 @given(st.lists(FINDINGS, min_size=1, max_size=5).map(tuple))
