@@ -73,7 +73,10 @@ def test_killed_or_hung_in_a_stream_it_costs_no_token_and_comes_back(tmp_path: P
             assert text_while(daemon, pids[-1], number) == expected
             until_it_drafts(daemon, expected)
             draft = draft_of(daemon)
-            assert (draft["phase"], draft["restarts"]) == ("ready", len(pids))
+            # On a busy machine one that works may not answer in time, and be taken for one that hangs.
+            assert draft["restarts"] >= len(pids)
+            until(lambda: draft_of(daemon)["phase"] == "ready")
+            draft = draft_of(daemon)
         assert not any(psutil.pid_exists(pid) for pid in pids)
         assert draft["ready"]["pid"] not in pids
         assert daemon.status()["totals"]["restarts"] == 0

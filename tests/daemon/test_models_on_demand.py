@@ -199,8 +199,7 @@ def test_who_finds_the_queue_full_is_told_when_to_come_back_and_who_leaves_is_no
         waiting = [threading.Thread(target=text_of, args=(daemon, "third")) for _ in range(2)]
         for thread in waiting:
             thread.start()
-        until(lambda: states(daemon)["third"] == "loading", 30)
-        time.sleep(0.2)
+        until(lambda: residency(daemon)["third"]["waiting"] == 2, 30)
         with pytest.raises(openai.RateLimitError) as full:
             text_of(daemon, "third")
         assert full.value.code == "queue_full"
