@@ -18,7 +18,7 @@ from orchestrator.worker.drafting.cache import count_common_prefix
 from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
 from orchestrator.worker.drafting.passages import MATCH, Passages
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter
-from orchestrator.worker.drafting.suffix_vote import vote_draft, weigh_match
+from orchestrator.worker.drafting.suffix_vote import Vote, VotedDraft, VoteRates, vote_draft, weigh_match
 from policies.running_mean import update_mean
 from policies.sampling import Sampling
 from policies.speculation.probe import Probe
@@ -57,7 +57,8 @@ class IndexDrafter:
         self._passages = Passages(path, vocabulary)
         self._meter = Meter(DrafterState(name, "index", memory_bytes=self._passages.size_bytes), clock)
         self._ends: dict[str, list[int]] = {}
-        self._asked: dict[str, tuple[int, ...]] = {}
+        self._rates = VoteRates()
+        self._asked: dict[str, VotedDraft] = {}
         self._rounds = 0
         self._brought, self._ask_ms = _HOPED, 0.0
 
@@ -95,7 +96,8 @@ class IndexDrafter:
         end.extend(tokens)
         del end[:-MATCH]
         if (proposed := self._asked.pop(key, None)) is not None:
-            self._brought = update_mean(self._brought, count_common_prefix(proposed, tokens), _NEWEST)
+            self._brought = update_mean(self._brought, count_common_prefix(proposed.tokens, tokens), _NEWEST)
+            self._rates.observe(proposed, tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         if not any(ask.key in self._ends for ask in asks) or not self._is_due(asks[0]):
@@ -114,20 +116,22 @@ class IndexDrafter:
         return pays or _SELDOM.is_due(self._rounds)
 
     def _draft(self, ask: Ask) -> Draft:
-        draft = self.continue_from(ask.key, (), ask.limit)
+        draft, votes = self._vote(ask.key, (), ask.limit)
         if ask.key in self._ends and ask.limit > 0:
-            self._asked[ask.key] = draft.tokens
+            self._asked[ask.key] = VotedDraft(draft.tokens, votes)
         return draft
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
+        return self._vote(key, tokens, limit)[0]
+
+    def _vote(self, key: str, tokens: Sequence[int], limit: int) -> tuple[Draft, list[Vote | None]]:
         end = self._ends.get(key)
         if end is None or limit <= 0:
-            return NOTHING
+            return NOTHING, []
         matches = self._passages.find_matches([*end, *tokens][-MATCH:], _PLACES, _LEAST_MATCH)
         read = self._passages.read
         voters = [(weigh_match(match.length, own=False), read(match.place, limit), 0) for match in matches]
-        draft = vote_draft(voters, matches[0].length, limit, self.name) if voters else NOTHING
-        return draft if draft.tokens else NOTHING
+        return vote_draft(voters, matches[0].length, self._rates, limit, self.name) if voters else (NOTHING, [])
 
     def end(self, key: str, *, keep: bool) -> None:
         self._ends.pop(key, None)

@@ -24,7 +24,16 @@ from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.packed_tokens import unpack_tokens
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter
 from orchestrator.worker.drafting.statistics import Guess, Statistics
-from orchestrator.worker.drafting.suffix_vote import Voter, guess_by_vote, keep_voters, vote_draft, weigh_match
+from orchestrator.worker.drafting.suffix_vote import (
+    Vote,
+    VotedDraft,
+    Voter,
+    VoteRates,
+    find_vote,
+    keep_voters,
+    vote_draft,
+    weigh_match,
+)
 from policies.sampling import Sampling
 
 _CONTEXT = 32  # tokens behind which votes are looked for
@@ -43,15 +52,17 @@ _SEAM = -1
 
 def merge_draft(
     find_voters: Callable[[Sequence[int]], tuple[list[Voter], int]],
+    rates: VoteRates,
     statistics: Statistics,
     context: Sequence[int],
     limit: int,
     least: float,
     name: str,
-) -> Draft:
-    """Return a draft of up to `limit` tokens. `find_voters`: see drafting.suffix; it is asked again where the
-    statistics went another way than all votes. `least`: see Ask."""
+) -> tuple[Draft, list[Vote | None]]:
+    """Return a draft of up to `limit` tokens, and the votes on them. `find_voters`: see drafting.suffix; it is asked
+    again where the statistics went another way than all votes. `least`: see Ask."""
     least = max(_LEAST, _DOUBT * least)
+    votes: list[Vote | None] = []
     end = list(context[-_CONTEXT:])
     tokens: list[int] = []
     confidences: list[float] = []
@@ -59,7 +70,9 @@ def merge_draft(
     voters, longest = find_voters(context)
     while len(tokens) < limit:
         step = len(tokens) - base
-        voted = guess_by_vote(voters, longest, step)
+        vote = find_vote(voters, longest, step)
+        votes.append(vote)
+        voted = rates.weigh(vote) if vote is not None else None
         guess = choose_guess(voted, statistics.look(end))
         if guess is None or (chance := chance * guess.chance) < least:
             break
@@ -71,7 +84,7 @@ def merge_draft(
         if not voters:
             voters, longest = find_voters(end)
             base = len(tokens)
-    return Draft(tuple(tokens), tuple(confidences), name if tokens else "", from_statistics=brought)
+    return Draft(tuple(tokens), tuple(confidences), name if tokens else "", from_statistics=brought), votes
 
 
 def choose_guess(voted: Guess | None, known: Guess | None) -> Guess | None:
@@ -174,6 +187,8 @@ class SuffixDrafter:
         self._max_match, self._memory_bytes = max_match, memory_bytes
         self._store: OutputStore = OutputStore(memory_bytes) if beside is None else beside._store
         self._counts_store = beside is None
+        self._rates: VoteRates = VoteRates() if beside is None else beside._rates
+        self._voted: dict[str, VotedDraft] = {}
         self._indexes: dict[str, SuffixIndex] = {}
         self._recalled: dict[str, SuffixIndex] = {}
         self._prompts: dict[str, int] = {}
@@ -181,6 +196,7 @@ class SuffixDrafter:
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         self._indexes[key] = index = SuffixIndex()
         self._prompts[key] = len(tokens)
+        self._voted.pop(key, None)
         index.extend(tokens)
         self._recalled.pop(key, None)
         if hints.recalled:
@@ -192,11 +208,14 @@ class SuffixDrafter:
         index = self._indexes.get(key)
         if index is not None:  # a request with speculation off was never begun
             index.extend(tokens)
+            if (voted := self._voted.pop(key, None)) is not None:
+                self._rates.observe(voted, tokens)
 
     def end(self, key: str, *, keep: bool) -> None:
         index = self._indexes.pop(key, None)
         self._recalled.pop(key, None)
         prompt = self._prompts.pop(key, 0)
+        self._voted.pop(key, None)
         if index is not None and keep and len(index.tokens) > prompt:
             self._store.add(index.tokens[prompt:])
 
@@ -219,21 +238,27 @@ class SuffixDrafter:
         if not asks:
             return []
         with self._meter.round():
-            return [self._draft(ask.key, (), ask.limit, ask.least) for ask in asks]
+            drafts = []
+            for ask in asks:
+                draft, votes = self._draft(ask.key, (), ask.limit, ask.least)
+                if votes:
+                    self._voted[ask.key] = VotedDraft(draft.tokens, votes)
+                drafts.append(draft)
+            return drafts
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
-        return self._draft(key, tokens, limit, 0.0)
+        return self._draft(key, tokens, limit, 0.0)[0]
 
-    def _draft(self, key: str, tokens: Sequence[int], limit: int, least: float) -> Draft:
+    def _draft(self, key: str, tokens: Sequence[int], limit: int, least: float) -> tuple[Draft, list[Vote | None]]:
         own = self._indexes.get(key)
         if own is None or limit <= 0:
-            return NOTHING
+            return NOTHING, []
         context = own.tokens if not tokens else [*own.tokens[-self._max_match :], *tokens]
         if self._statistics is not None:
             find = partial(self._find_voters, key, own)
-            return merge_draft(find, self._statistics, context, limit, least, self.name)
+            return merge_draft(find, self._rates, self._statistics, context, limit, least, self.name)
         voters, longest = self._find_voters(key, own, context)
-        return vote_draft(voters, longest, limit, self.name) if voters else NOTHING
+        return vote_draft(voters, longest, self._rates, limit, self.name)
 
     def _find_voters(self, key: str, own: SuffixIndex, context: Sequence[int]) -> tuple[list[Voter], int]:
         voters: list[Voter] = []
