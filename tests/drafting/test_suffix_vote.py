@@ -75,7 +75,7 @@ def test_what_is_counted_changes_no_token_and_every_chance_is_one(rounds, text):
 
 
 def test_behind_the_first_wrong_token_nothing_is_learned():
-    voters = [(1.0, [1, 2, 3], 1)]
+    voters = [(1.0, [1, 2, 3], 1, True)]
     votes = [find_vote(voters, 3, 0), find_vote(voters, 3, 1)]
     learned, other = VoteRates(), VoteRates()
     learned.observe(VotedDraft([2, 3], votes), [9, 3])
@@ -86,7 +86,7 @@ def test_behind_the_first_wrong_token_nothing_is_learned():
 
 
 def test_the_vote_that_was_not_worth_a_token_is_learned_from():
-    vote = find_vote([(1.0, [1, 2], 1)], 3, 0)
+    vote = find_vote([(1.0, [1, 2], 1, True)], 3, 0)
     assert vote is not None
     rates = VoteRates()
     before = rates.weigh(vote).chance

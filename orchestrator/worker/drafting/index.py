@@ -130,7 +130,7 @@ class IndexDrafter:
             return NOTHING, []
         matches = self._passages.find_matches([*end, *tokens][-MATCH:], _PLACES, _LEAST_MATCH)
         read = self._passages.read
-        voters = [(weigh_match(match.length, own=False), read(match.place, limit), 0) for match in matches]
+        voters = [(weigh_match(match.length, own=False), read(match.place, limit), 0, False) for match in matches]
         return vote_draft(voters, matches[0].length, self._rates, limit, self.name) if voters else (NOTHING, [])
 
     def end(self, key: str, *, keep: bool) -> None:

@@ -270,5 +270,5 @@ class SuffixDrafter:
             for age, (length, place) in enumerate(candidates, start=1):
                 longest = max(longest, length)
                 recency = 1.0 + 3.0 * age / len(candidates)  # the latest occurrence counts up to four times the oldest
-                voters.append((weigh_match(length, own=source == 0) * recency, index.tokens, place))
+                voters.append((weigh_match(length, own=source == 0) * recency, index.tokens, place, source == 0))
         return voters, longest
