@@ -35,6 +35,10 @@ class SuffixDraft(Section):
     """What the model says most often, as `outrider drafts build` counted it, merged with the text's own word. `auto`:
     those kept in the model store, or else those that ship for this model; none where there are none. `none`. Or
     the file's path (relative to this configuration file), on every host that has a worker of the target."""
+    statistics_growth: Literal["own", "shared", "none"] = "own"
+    """Whether a model without statistics is counted while it serves, for the time from the next start on. `own`: what
+    is counted of answers to one API key helps that key alone. `shared`: it helps all. `none`: nothing is counted, as
+    with `statistics: none`."""
     store: str = MEMORY
     """Where answers are kept for other replicas and later daemons, too. `memory`: nowhere. `disk`: a file in the state
     directory; `disk:PATH`: this file (relative to this configuration file). `redis://HOST:PORT/DB`, `rediss://` with

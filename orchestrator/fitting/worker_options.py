@@ -382,7 +382,8 @@ def _draft(name: str, place: str, draft: Draft, config: ClusterConfig, base: Pat
             statistics = draft.statistics
             if statistics not in ("auto", "none"):
                 statistics = str(base / Path(statistics).expanduser())
-            return SuffixOptions(name, draft.max_match, int(draft.memory), statistics, place)
+            growth = "none" if statistics == "none" else draft.statistics_growth
+            return SuffixOptions(name, draft.max_match, int(draft.memory), statistics, place, growth)
         case IndexDraft():
             path = base / Path(draft.path).expanduser()
             size = path.stat().st_size if path.exists() else 0

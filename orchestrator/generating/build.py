@@ -17,7 +17,13 @@ from orchestrator.config.drafts import SuffixDraft
 from orchestrator.config.load import default_config_path
 from orchestrator.errors import ConfigError
 from orchestrator.fitting.worker_options import engine_options
-from orchestrator.generating.counts import (
+from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
+from orchestrator.generating.document_index import find_target
+from orchestrator.generating.generate import Generator, Settings, interruptible
+from orchestrator.generating.progress import ConsoleShow
+from orchestrator.generating.prompts import KINDS, Wishes, wish, wish_given, wish_over
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.worker.drafting.counts import (
     Positions,
     build_entries,
     count_contexts,
@@ -25,12 +31,6 @@ from orchestrator.generating.counts import (
     list_positions,
     measure_agreement,
 )
-from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
-from orchestrator.generating.document_index import find_target
-from orchestrator.generating.generate import Generator, Settings, interruptible
-from orchestrator.generating.progress import ConsoleShow
-from orchestrator.generating.prompts import KINDS, Wishes, wish, wish_given, wish_over
-from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.drafting.statistics import StatisticsCard, write_statistics
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop

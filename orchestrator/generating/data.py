@@ -55,6 +55,12 @@ class Text:
     top_ids: NDArray[np.int32]
     top_logs: NDArray[np.float16]
 
+    @property
+    def labels(self) -> NDArray[np.int32]:
+        """The target's first choice at each position that it wrote."""
+        first: NDArray[np.int32] = self.top_ids[:, 0]
+        return first
+
 
 class Shards:
     def __init__(self, directory: Path) -> None:

@@ -69,6 +69,8 @@ class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix
     """"auto", "none", or a file."""
     place: str = ""
     """Where the configuration names it."""
+    growth: Literal["own", "shared", "none"] = "none"
+    """Whom what is counted while it serves helps."""
 
 
 class IndexOptions(msgspec.Struct, frozen=True, tag_field="method", tag="index"):

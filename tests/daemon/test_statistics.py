@@ -15,9 +15,9 @@ from adapters.tokenizer import load_tokenizer
 from adapters.vocabulary import vocabulary_from
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.fitting.worker_options import draft_specs, engine_options
-from orchestrator.generating.counts import build_entries, count_contexts, list_positions
 from orchestrator.generating.data import Text
-from orchestrator.protocol.load_options import DraftWorkerOptions
+from orchestrator.protocol.load_options import DraftWorkerOptions, SuffixOptions
+from orchestrator.worker.drafting.counts import build_entries, count_contexts, list_positions
 from orchestrator.worker.drafting.statistics import StatisticsCard, write_statistics
 from orchestrator.worker.loading.draft_worker import list_cheaper
 from orchestrator.worker.loading.models import load_model
@@ -151,3 +151,45 @@ def test_a_draft_workers_cascade_has_the_statistics_of_its_own_model(tmp_path):
     found.begin("a", load_tokenizer("").encode("lighthou", special=False), Sampling())
     assert found.continue_from("a", (), 4).from_statistics, "nothing of it is in the text"
     assert list_cheaper(msgspec.structs.replace(options, cascade=False), loaded) == []
+
+
+def test_what_a_daemon_said_is_drafted_from_after_its_restart_and_no_answer_changes(plain, tmp_path):
+    drafts = "drafts: [{method: suffix, memory: 0 B}]\n"
+    questions = [f"{prompt} {number}" for prompt in PROMPTS for number in range(4)]
+    expected = {
+        (question, number): answer(plain, question, **sampling)
+        for question in questions
+        for number, sampling in enumerate((GREEDY, SEEDED))
+    }
+    accepted = []
+    for _ in range(2):
+        with running(configuration(tmp_path, extra=f"{drafts}{FIXED}")) as daemon:
+            source = daemon.status()["replicas"][0]["gauges"]["drafters"][0]["source"]
+            for question in questions:
+                for number, sampling in enumerate((GREEDY, SEEDED)):
+                    assert answer(daemon, question, **sampling) == expected[question, number]
+            accepted.append(count_accepted(daemon))
+    (grown,) = (tmp_path / "store" / "statistics").glob("*.grown")
+    assert f"{grown} (" in source
+    assert accepted[1] > accepted[0]
+    grown.write_bytes(b"something else")
+    with running(configuration(tmp_path, extra=f"{drafts}{FIXED}")) as daemon:
+        assert answer(daemon, questions[0]) == expected[questions[0], 0]
+        assert daemon.status()["replicas"][0]["gauges"]["drafters"][0]["source"] == ""
+    assert grown.with_name(f"{grown.name}.damaged").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "growth"),
+    [
+        ("", "own"),
+        (", statistics_growth: shared", "shared"),
+        (", statistics_growth: none", "none"),
+        (", statistics: none", "none"),
+    ],
+)
+def test_an_operator_chooses_whom_growing_statistics_help(tmp_path, keys, growth):
+    text = f"model: {{source: 'simulated:toy', adapter: simulated}}\ndrafts: [{{method: suffix{keys}}}]\n"
+    (draft,) = engine_options(parse_config(text, tmp_path / "c.yaml"), tmp_path).drafters
+    assert isinstance(draft, SuffixOptions)
+    assert draft.growth == growth

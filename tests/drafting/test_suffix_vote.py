@@ -27,10 +27,10 @@ def draft(own: SuffixDrafter, text: Sequence[int], limit: int = 4) -> Draft:
     return own.propose([Ask("a", limit)])[0]
 
 
-def teach(own: SuffixDrafter, said: int, times: int) -> None:
+def teach(own: SuffixDrafter, token: int, times: int) -> None:
     for _ in range(times):
         draft(own, SPLIT, limit=1)
-        own.extend("a", [said])
+        own.extend("a", [token])
         own.end("a", keep=False)
 
 
@@ -64,9 +64,9 @@ def test_drafters_of_several_flights_count_together():
 )
 def test_what_is_counted_changes_no_token_and_every_chance_is_one(rounds, text):
     own = drafter()
-    for before, said in rounds:
+    for before, committed in rounds:
         draft(own, before)
-        own.extend("a", said)
+        own.extend("a", committed)
         own.end("a", keep=False)
     counted, fresh = draft(own, text), draft(drafter(), text)
     assert counted.tokens == fresh.tokens
@@ -78,8 +78,8 @@ def test_behind_the_first_wrong_token_nothing_is_learned():
     voters = [(1.0, [1, 2, 3], 1, True)]
     votes = [find_vote(voters, 3, 0), find_vote(voters, 3, 1)]
     learned, other = VoteRates(), VoteRates()
-    learned.observe(VotedDraft([2, 3], votes), [9, 3])
-    other.observe(VotedDraft([2], votes[:1]), [9])
+    learned.learn(VotedDraft([2, 3], votes), [9, 3])
+    other.learn(VotedDraft([2], votes[:1]), [9])
     for vote in votes:
         assert vote is not None
         assert learned.weigh(vote) == other.weigh(vote)
@@ -90,5 +90,5 @@ def test_the_vote_that_was_not_worth_a_token_is_learned_from():
     assert vote is not None
     rates = VoteRates()
     before = rates.weigh(vote).chance
-    rates.observe(VotedDraft([], [vote]), [2])
+    rates.learn(VotedDraft([], [vote]), [2])
     assert rates.weigh(vote).chance > before

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.generating.counts import build_entries, count_contexts, list_positions, measure_agreement
-from orchestrator.generating.data import DataError, Text
+from orchestrator.generating.data import Text
+from orchestrator.worker.drafting.counts import (
+    UncountableTokens,
+    build_entries,
+    count_contexts,
+    list_positions,
+    measure_agreement,
+)
 from orchestrator.worker.drafting.statistics import MOST_CONTEXT, MOST_TOKEN, pack_context
 
 texts_of_tokens = st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=40), min_size=1, max_size=4)
@@ -95,5 +101,5 @@ def test_what_the_target_did_not_write_is_context_alone():
 
 
 def test_tokens_that_no_key_can_hold_are_refused():
-    with pytest.raises(DataError, match="has more than"):
+    with pytest.raises(UncountableTokens, match="has more than"):
         list_positions([text([1, MOST_TOKEN + 1])])

@@ -18,7 +18,7 @@ from orchestrator.worker.drafting.cache import count_common_prefix
 from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
 from orchestrator.worker.drafting.passages import MATCH, Passages
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter
-from orchestrator.worker.drafting.suffix_vote import Vote, VotedDraft, VoteRates, vote_draft, weigh_match
+from orchestrator.worker.drafting.suffix_vote import VotedDraft, VoteRates, vote_draft, weigh_match
 from policies.running_mean import update_mean
 from policies.sampling import Sampling
 from policies.speculation.probe import Probe
@@ -38,6 +38,7 @@ _RENEW_S = 1.0
 _UNBOUNDED = 1 << 62  # no bound
 # An ask is to bring so many times what it takes. ADR 0086: rows and learning take as much again.
 _MARGIN = 2.0
+_NO_VOTES = VotedDraft((), ())
 
 
 class IndexDrafter:
@@ -97,7 +98,7 @@ class IndexDrafter:
         del end[:-MATCH]
         if (proposed := self._asked.pop(key, None)) is not None:
             self._brought = update_mean(self._brought, count_common_prefix(proposed.tokens, tokens), _NEWEST)
-            self._rates.observe(proposed, tokens)
+            self._rates.learn(proposed, tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         if not any(ask.key in self._ends for ask in asks) or not self._is_due(asks[0]):
@@ -116,22 +117,23 @@ class IndexDrafter:
         return pays or _SELDOM.is_due(self._rounds)
 
     def _draft(self, ask: Ask) -> Draft:
-        draft, votes = self._vote(ask.key, (), ask.limit)
+        draft, voted = self._vote(ask.key, (), ask.limit)
         if ask.key in self._ends and ask.limit > 0:
-            self._asked[ask.key] = VotedDraft(draft.tokens, votes)
+            self._asked[ask.key] = voted
         return draft
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
         return self._vote(key, tokens, limit)[0]
 
-    def _vote(self, key: str, tokens: Sequence[int], limit: int) -> tuple[Draft, list[Vote | None]]:
+    def _vote(self, key: str, tokens: Sequence[int], limit: int) -> tuple[Draft, VotedDraft]:
         end = self._ends.get(key)
         if end is None or limit <= 0:
-            return NOTHING, []
+            return NOTHING, _NO_VOTES
         matches = self._passages.find_matches([*end, *tokens][-MATCH:], _PLACES, _LEAST_MATCH)
         read = self._passages.read
         voters = [(weigh_match(match.length, own=False), read(match.place, limit), 0, False) for match in matches]
-        return vote_draft(voters, matches[0].length, self._rates, limit, self.name) if voters else (NOTHING, [])
+        longest = matches[0].length if matches else 0
+        return vote_draft(voters, longest, self._rates, limit, self.name)
 
     def end(self, key: str, *, keep: bool) -> None:
         self._ends.pop(key, None)

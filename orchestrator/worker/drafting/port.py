@@ -49,13 +49,14 @@ class DraftHints(NamedTuple):
 
     `recalled`: earlier answers to prompts like its own, the likeliest first. `prediction`: what its client expects of
     its output (b"": nothing). `generated`: so many of its tokens are output already. `stores`: the stores of documents
-    that it may be drafted from (None: all).
+    that it may be drafted from (None: all). `owner`: whose request it is ("": nobody's).
     """
 
     recalled: Sequence[bytes] = ()
     prediction: bytes = b""
     generated: int = 0
     stores: Sequence[str] | None = None
+    owner: str = ""
 
 
 NO_HINTS = DraftHints()

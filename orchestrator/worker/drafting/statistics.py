@@ -1,7 +1,7 @@
 """What a model says most often behind its own last tokens: a table in a file that workers map.
 
 An entry is a context of one to three tokens, the likeliest token behind it, and the chance that the target says that
-one, as measured on texts that the counts are not from (orchestrator.generating.counts). The longest known context
+one, as measured on texts that the counts are not from (drafting/counts.py). The longest known context
 answers. After REST (He et al., arXiv 2311.08252), which keeps the texts themselves: a draft needs one token a context.
 """
 
@@ -75,6 +75,24 @@ class Entries(NamedTuple):
     tokens: NDArray[np.uint32]
     chances: NDArray[np.float32]
 
+    def within(self, scope: int) -> Entries:
+        """Return entries that are found with a scope of 64 bits alone; 0 changes nothing."""
+        keys = self.keys ^ np.uint64(scope)
+        order = np.argsort(keys)
+        return Entries(keys[order], self.tokens[order], self.chances[order])
+
+
+def merge_entries(tables: Sequence[Entries], most: int) -> Entries:
+    """Return the entries of several tables: of a context that more have, the surest. Of more than `most` the least sure
+    are left out."""
+    keys, tokens, chances = (np.concatenate(columns) for columns in zip(*tables, strict=True))
+    order = np.lexsort((-chances, keys))
+    order = order[np.concatenate(([True], keys[order][1:] != keys[order][:-1]))[: len(order)]]
+    if len(order) > most:
+        order = np.sort(order[np.argsort(-chances[order], kind="stable")[:most]])
+        order = order[np.argsort(keys[order])]
+    return Entries(keys[order], tokens[order], chances[order])
+
 
 def write_statistics(
     path: Path, entries: Entries, *, model: str, vocabulary: str, card: StatisticsCard
@@ -105,16 +123,22 @@ class Statistics:
         self._tokens = data[8 * count : 12 * count].cast("I")
         self._chances = data[12 * count :]
 
-    def look(self, context: Sequence[int]) -> Guess | None:
-        """Return what the model says most often behind a sequence's end; None where nothing is known."""
+    def look(self, context: Sequence[int], scope: int = 0) -> Guess | None:
+        """Return what the model says most often behind a sequence's end; None where nothing is known. `scope`: whose
+        entries are looked at, as of `Entries.within`."""
         keys = self._keys
         key = pack_context(context[-MOST_CONTEXT:])
         for length in range(min(MOST_CONTEXT, len(context)), 0, -1):
             key &= (1 << TOKEN_BITS * length) - 1
-            at = bisect_left(keys, key)
-            if at < len(keys) and keys[at] == key:
+            at = bisect_left(keys, key ^ scope)
+            if at < len(keys) and keys[at] == key ^ scope:
                 return Guess(self._tokens[at], self._chances[at] / _MOST_CHANCE)
         return None
+
+    def entries(self) -> Entries:
+        """Return a copy of the table."""
+        chances = np.array(self._chances, np.float32) / np.float32(_MOST_CHANCE)
+        return Entries(np.array(self._keys, np.uint64), np.array(self._tokens, np.uint32), chances)
 
     def format_source(self) -> str:
         return f"{self.path} ({self.header.card.tokens} tokens of {self.header.model})"

@@ -22,6 +22,7 @@ import msgspec
 from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.packed_tokens import unpack_tokens
+from orchestrator.worker.drafting.grown import GrownStatistics
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter
 from orchestrator.worker.drafting.statistics import Guess, Statistics
 from orchestrator.worker.drafting.suffix_vote import (
@@ -53,16 +54,17 @@ _SEAM = -1
 def merge_draft(
     find_voters: Callable[[Sequence[int]], tuple[list[Voter], int]],
     rates: VoteRates,
-    statistics: Statistics,
+    look: Callable[[Sequence[int]], Guess | None],
     context: Sequence[int],
     limit: int,
     least: float,
     name: str,
-) -> tuple[Draft, list[Vote | None]]:
-    """Return a draft of up to `limit` tokens, and the votes on them. `find_voters`: see drafting.suffix; it is asked
-    again where the statistics went another way than all votes. `least`: see Ask."""
+) -> tuple[Draft, VotedDraft]:
+    """Return a draft of up to `limit` tokens, and what spoke for them. `find_voters`: see drafting.suffix; it is asked
+    again where `look`, into the model's statistics, went another way than all votes. `least`: see Ask."""
     least = max(_LEAST, _DOUBT * least)
     votes: list[Vote | None] = []
+    every_known: list[Guess | None] = []
     end = list(context[-_CONTEXT:])
     tokens: list[int] = []
     confidences: list[float] = []
@@ -73,7 +75,9 @@ def merge_draft(
         vote = find_vote(voters, longest, step)
         votes.append(vote)
         voted = rates.weigh(vote) if vote is not None else None
-        guess = choose_guess(voted, statistics.look(end))
+        known = look(end)
+        every_known.append(known)
+        guess = choose_guess(voted, rates.weigh_known(known) if known is not None else None)
         if guess is None or (chance := chance * guess.chance) < least:
             break
         brought |= (voted is None or voted.token != guess.token) << len(tokens)
@@ -84,7 +88,8 @@ def merge_draft(
         if not voters:
             voters, longest = find_voters(end)
             base = len(tokens)
-    return Draft(tuple(tokens), tuple(confidences), name if tokens else "", from_statistics=brought), votes
+    draft = Draft(tuple(tokens), tuple(confidences), name if tokens else "", from_statistics=brought)
+    return draft, VotedDraft(tokens, votes, every_known)
 
 
 def choose_guess(voted: Guess | None, known: Guess | None) -> Guess | None:
@@ -163,7 +168,8 @@ class OutputStore:
 class SuffixDrafter:
     """Implements drafting.port.Drafter. `max_match` is in tokens, `memory_bytes` bounds the store of earlier outputs.
     `beside`: whose store it shares, and does not count as its own. `statistics` of the model, which it closes, are
-    merged with what the text votes for; `reason`: why there are none that there should be."""
+    merged with what the text votes for; `reason`: why there are none that there should be. Where there are none,
+    `grown` ones are; they are those of the drafter `beside` it, if that has some."""
 
     def __init__(
         self,
@@ -175,8 +181,13 @@ class SuffixDrafter:
         beside: SuffixDrafter | None = None,
         statistics: Statistics | None = None,
         reason: str = "",
+        grown: GrownStatistics | None = None,
     ) -> None:
         self.name = name
+        self._grown: GrownStatistics | None = grown if beside is None else beside._grown
+        self._scopes: dict[str, int] = {}
+        if statistics is None and self._grown is not None:
+            statistics = self._grown.statistics
         self._statistics = statistics
         state = DrafterState(name, "suffix", reason=reason)
         if statistics is not None:
@@ -198,6 +209,8 @@ class SuffixDrafter:
         self._prompts[key] = len(tokens)
         self._voted.pop(key, None)
         index.extend(tokens)
+        if self._grown is not None:
+            self._scopes[key] = self._grown.find_scope(hints.owner)
         self._recalled.pop(key, None)
         if hints.recalled:
             recalled = self._recalled[key] = SuffixIndex()
@@ -209,15 +222,18 @@ class SuffixDrafter:
         if index is not None:  # a request with speculation off was never begun
             index.extend(tokens)
             if (voted := self._voted.pop(key, None)) is not None:
-                self._rates.observe(voted, tokens)
+                self._rates.learn(voted, tokens)
 
     def end(self, key: str, *, keep: bool) -> None:
         index = self._indexes.pop(key, None)
         self._recalled.pop(key, None)
         prompt = self._prompts.pop(key, 0)
         self._voted.pop(key, None)
+        scope = self._scopes.pop(key, 0)
         if index is not None and keep and len(index.tokens) > prompt:
             self._store.add(index.tokens[prompt:])
+            if self._grown is not None:
+                self._grown.add(scope, index.tokens, prompt)
 
     def forget(self) -> None:
         self._store = OutputStore(self._memory_bytes)
@@ -225,7 +241,9 @@ class SuffixDrafter:
     def memory_bytes(self) -> int:
         if not self._counts_store:
             return 0
-        return self._store.memory_bytes() + (self._statistics.size_bytes if self._statistics is not None else 0)
+        statistics = self._statistics.size_bytes if self._statistics is not None else 0
+        grown = self._grown.memory_bytes() if self._grown is not None else 0
+        return self._store.memory_bytes() + statistics + grown
 
     def states(self) -> list[DrafterState]:
         return [msgspec.structs.replace(self._meter.state, memory_bytes=self.memory_bytes())]
@@ -233,6 +251,8 @@ class SuffixDrafter:
     def close(self) -> None:
         if self._statistics is not None:
             self._statistics.close()
+        if self._grown is not None and self._counts_store:
+            self._grown.close()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         if not asks:
@@ -240,25 +260,29 @@ class SuffixDrafter:
         with self._meter.round():
             drafts = []
             for ask in asks:
-                draft, votes = self._draft(ask.key, (), ask.limit, ask.least)
-                if votes:
-                    self._voted[ask.key] = VotedDraft(draft.tokens, votes)
+                draft, voted = self._draft(ask.key, (), ask.limit, ask.least)
+                self._voted[ask.key] = voted
                 drafts.append(draft)
             return drafts
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
         return self._draft(key, tokens, limit, 0.0)[0]
 
-    def _draft(self, key: str, tokens: Sequence[int], limit: int, least: float) -> tuple[Draft, list[Vote | None]]:
+    def _draft(self, key: str, tokens: Sequence[int], limit: int, least: float) -> tuple[Draft, VotedDraft]:
         own = self._indexes.get(key)
         if own is None or limit <= 0:
-            return NOTHING, []
+            return NOTHING, VotedDraft((), ())
         context = own.tokens if not tokens else [*own.tokens[-self._max_match :], *tokens]
-        if self._statistics is not None:
+        if (look := self._choose_look(key)) is not None:
             find = partial(self._find_voters, key, own)
-            return merge_draft(find, self._rates, self._statistics, context, limit, least, self.name)
+            return merge_draft(find, self._rates, look, context, limit, least, self.name)
         voters, longest = self._find_voters(key, own, context)
         return vote_draft(voters, longest, self._rates, limit, self.name)
+
+    def _choose_look(self, key: str) -> Callable[[Sequence[int]], Guess | None] | None:
+        """Return what says what the model says most often; None where nothing does."""
+        statistics = self._statistics
+        return partial(statistics.look, scope=self._scopes.get(key, 0)) if statistics is not None else None
 
     def _find_voters(self, key: str, own: SuffixIndex, context: Sequence[int]) -> tuple[list[Voter], int]:
         voters: list[Voter] = []

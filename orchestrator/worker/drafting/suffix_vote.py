@@ -15,13 +15,17 @@ Voter = tuple[float, list[int], int, bool]
 # Chance that the next token is accepted when all voters agree, by length of the longest match (an index beyond the
 # end takes the last). Measured over greedy outputs of the default model on 240 chat prompts.
 _CERTAINTY = (0.0, 0.44, 0.60, 0.67, 0.71, 0.75, 0.78, 0.83, 0.88, 0.91, 0.93, 0.95, 0.96)
-# What votes are told apart by: the winner's share of the weight in sixths, the length of the longest match, voters for
-# the winner, and voters against it. Edges of buckets; ADR 0126.
 _SHARES = 6
+"""Votes are told apart by the winner's share of the weight, in sixths (ADR 0126), and by what follows."""
+# Edges of buckets of the longest match, in tokens. ADR 0126.
 _LENGTHS = (2, 3, 4, 6, 9)
+# The same of voters for the winner. ADR 0126.
 _AGREEING = (2, 3, 6, 12)
+# The same of voters against it. ADR 0126.
 _DIFFERING = (1, 2, 4, 10)
-# Outcomes that is worth what is known without them. ADR 0126: 4 to 16 are within 0.3 % of each other.
+# What statistics say is told apart by the chance that they state. ADR 0126.
+_TENTHS = 10
+# Outcomes that what is known without them is worth. ADR 0126: 4 to 16 are within 0.3 % of each other.
 _PRIOR = 8.0
 _MEMORY = 2000.0
 """So many outcomes of a kind of vote are remembered: older ones fade. Not tuned."""
@@ -46,27 +50,27 @@ def find_vote(voters: list[Voter], longest: int, step: int) -> Vote | None:
     """Return the token that most voters have `step` tokens behind their places. None where no text goes on, or most
     end there. `longest`: the longest match among them, in tokens."""
     votes: dict[int, float] = {}
-    said: list[int] = []
-    own_said: list[int] = []
+    voted: list[int] = []
+    own_voted: list[int] = []
     for weight, text, place, own in voters:
         if place + step < len(text):
             token = text[place + step]
             votes[token] = votes.get(token, 0.0) + weight
-            said.append(token)
+            voted.append(token)
             if own:
-                own_said.append(token)
+                own_voted.append(token)
     if not votes:
         return None
     winner = max(votes, key=votes.__getitem__)
     if winner < 0:
         return None
     share = votes[winner] / sum(votes.values())
-    agreeing, length = said.count(winner), min(longest + step, len(_CERTAINTY) - 1)
+    agreeing, length = voted.count(winner), min(longest + step, len(_CERTAINTY) - 1)
     sixth = min(int(share * _SHARES), _SHARES - 1)
     kind = bisect_right(_LENGTHS, length) * _SHARES + sixth
     kind = kind * (len(_AGREEING) + 1) + bisect_right(_AGREEING, agreeing)
-    kind = kind * (len(_DIFFERING) + 1) + bisect_right(_DIFFERING, len(said) - agreeing)
-    return Vote(winner, 2 * kind + (winner in own_said), length * _SHARES + sixth, _CERTAINTY[length] * share)
+    kind = kind * (len(_DIFFERING) + 1) + bisect_right(_DIFFERING, len(voted) - agreeing)
+    return Vote(winner, 2 * kind + (winner in own_voted), length * _SHARES + sixth, _CERTAINTY[length] * share)
 
 
 def keep_voters(voters: list[Voter], step: int, token: int) -> list[Voter]:
@@ -81,6 +85,7 @@ class VoteRates:
         kinds = (len(_LENGTHS) + 1) * _SHARES * (len(_AGREEING) + 1) * (len(_DIFFERING) + 1) * 2
         self._kinds = _Rates(kinds)
         self._broad_kinds = _Rates(len(_CERTAINTY) * _SHARES)
+        self._known = _Rates(_TENTHS + 1)
 
     def weigh(self, vote: Vote) -> Guess:
         """Return a vote with its chance of being right. Few outcomes of its kind lean on those of the broad kind, and
@@ -88,10 +93,17 @@ class VoteRates:
         broad = self._broad_kinds.estimate(vote.broad_kind, vote.chance)
         return Guess(vote.token, self._kinds.estimate(vote.kind, broad))
 
-    def observe(self, drafted: VotedDraft, said: Sequence[int]) -> None:
-        """Learn from what was said in a draft's place: of its tokens up to the first wrong one, and of the vote behind
-        the last, where all were right."""
-        for place, (vote, token) in enumerate(zip(drafted.votes, said, strict=False)):
+    def weigh_known(self, known: Guess) -> Guess:
+        """Return what the model's statistics say with the chance that they have here: they may be of other texts."""
+        return Guess(known.token, self._known.estimate(int(known.chance * _TENTHS), known.chance))
+
+    def learn(self, drafted: VotedDraft, committed: Sequence[int]) -> None:
+        """Learn from what was committed in a draft's place: of its tokens up to the first wrong one, and where all
+        were right of the vote behind the last."""
+        known = drafted.known or [None] * len(drafted.votes)
+        for place, (vote, guess, token) in enumerate(zip(drafted.votes, known, committed, strict=False)):
+            if guess is not None:
+                self._known.add(int(guess.chance * _TENTHS), right=guess.token == token)
             if vote is not None:
                 self._kinds.add(vote.kind, right=vote.token == token)
                 self._broad_kinds.add(vote.broad_kind, right=vote.token == token)
@@ -117,22 +129,20 @@ class _Rates:
 
 
 class VotedDraft(NamedTuple):
-    """A draft's tokens, and the vote on each of them. A vote more is on the token that was not worth drafting."""
+    """A draft's tokens, and of each the vote, and what statistics say (none: there are no statistics). One more is of
+    the token that was not worth drafting."""
 
     tokens: Sequence[int]
     votes: Sequence[Vote | None]
+    known: Sequence[Guess | None] = ()
 
 
-def vote_draft(
-    voters: list[Voter], longest: int, rates: VoteRates, limit: int, name: str
-) -> tuple[Draft, list[Vote | None]]:
+def vote_draft(voters: list[Voter], longest: int, rates: VoteRates, limit: int, name: str) -> tuple[Draft, VotedDraft]:
     """Return a draft of up to `limit` tokens that the voters say, and the votes on them."""
-    votes: list[Vote | None] = []
-    confidences: list[float] = []
+    votes: list[Vote] = []
     while len(votes) < limit and (vote := find_vote(voters, longest, len(votes))) is not None:
         voters = keep_voters(voters, len(votes), vote.token)
         votes.append(vote)
-        confidences.append(rates.weigh(vote).chance)
-    if not votes:
-        return NOTHING, votes
-    return Draft(tuple(vote.token for vote in votes if vote is not None), tuple(confidences), name), votes
+    tokens = tuple(vote.token for vote in votes)
+    draft = Draft(tokens, tuple(rates.weigh(vote).chance for vote in votes), name) if votes else NOTHING
+    return draft, VotedDraft(tokens, votes)

@@ -124,7 +124,7 @@ class Speculator:
         self._pause.begin_sequence(sequence.key, never_paused=most > 0 and fixed_or_ruled)
         self._policy.begin(sequence.key, most, sure=bool(submit.prediction))
         if drafts and most > 0 and sequence.depth_bound > 0:
-            hints = DraftHints(submit.recalled, submit.prediction, sequence.generated, submit.stores)
+            hints = DraftHints(submit.recalled, submit.prediction, sequence.generated, submit.stores, submit.owner)
             self._drafter.begin(sequence.key, sequence.tokens, submit.sampling, hints)
 
     def end(self, key: str, round_: Round | None, *, keep: bool) -> None:

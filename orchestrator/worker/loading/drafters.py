@@ -31,6 +31,7 @@ from orchestrator.protocol.load_options import (
 )
 from orchestrator.worker.drafting.cascade import Cascade, ContinuingDrafter, count_draft_rows
 from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.grown import GrownStatistics
 from orchestrator.worker.drafting.guard import FailedDrafter, GuardedDrafter
 from orchestrator.worker.drafting.index import IndexDrafter
 from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
@@ -45,7 +46,12 @@ from orchestrator.worker.drafting.translate import TranslatingDrafter
 from orchestrator.worker.drafting.variants import VariantDrafter
 from orchestrator.worker.loading.models import LoadedSource, load_model
 from orchestrator.worker.loading.prepared import OnProgress, find_model, prepare_own_tokenizer, silent
-from orchestrator.worker.loading.statistics import NO_STATISTICS, FoundStatistics, find_statistics
+from orchestrator.worker.loading.statistics import (
+    NO_STATISTICS,
+    FoundStatistics,
+    find_statistics,
+    open_grown_statistics,
+)
 from orchestrator.worker.measuring.watched import SomeSlots
 from policies.models.vocabulary import Match, compare, refusal
 from policies.serving.canary import CanaryVariant
@@ -196,7 +202,7 @@ def build_variant_drafters(
 ) -> list[BuiltDrafters]:
     """Return the drafters of a worker, the canary's among them, for each of so many flights. They share the models, in
     slots of their own, and what is remembered of outputs. Raises as `build_drafter`."""
-    builder = _DrafterBuilder(options, target, progress, remotes, flights)
+    builder = _DrafterBuilder(options, target, progress, remotes, flights, serves=True)
     with ExitStack() as until_built:
         every: list[BuiltDrafters] = []
         for builder.flight in range(flights):
@@ -210,7 +216,7 @@ def build_variant_drafters(
 @dataclass(slots=True)
 class _DrafterBuilder:
     """Builds the drafters of one of several flights. All share draft models, stores of outputs, and which variant
-    requests are in."""
+    requests are in. `serves`: what the target says is counted."""
 
     options: EngineOptions
     target: LoadedSource
@@ -218,6 +224,7 @@ class _DrafterBuilder:
     remotes: Remotes | None
     flights: int = 1
     flight: int = 0
+    serves: bool = False
     models: dict[str, LoadedSource] = field(default_factory=dict)
     suffixes: dict[str, SuffixDrafter] = field(default_factory=dict)
     joined: dict[str, str] = field(default_factory=dict)
@@ -262,7 +269,8 @@ class _DrafterBuilder:
     def _build(self, draft: DraftOptions, cheaper: Sequence[ContinuingDrafter]) -> Drafter:
         if isinstance(draft, SuffixOptions):
             statistics = find_statistics(draft, self.options.model, self.target)
-            suffix = build_suffix(draft, self.suffixes.get(draft.name), statistics)
+            grown = self._open_grown(draft) if statistics.statistics is None else None
+            suffix = build_suffix(draft, self.suffixes.get(draft.name), statistics, grown)
             self.suffixes.setdefault(draft.name, suffix)
             return suffix
         if isinstance(draft, IndexOptions):
@@ -279,6 +287,12 @@ class _DrafterBuilder:
                 draft.name, "model", "failed", str(error), wanted.source, wanted.adapter, wanted.device
             )
             return FailedDrafter(state)
+
+    def _open_grown(self, draft: SuffixOptions) -> GrownStatistics | None:
+        """Return the statistics that grow, for the first of several flights; None where there are none."""
+        if not self.serves or draft.name in self.suffixes:
+            return None
+        return open_grown_statistics(draft, self.options.model, self.target)
 
     def _build_index(self, draft: IndexOptions) -> IndexDrafter:
         vocabulary = self.target.model.spec.vocabulary_fingerprint
@@ -342,7 +356,10 @@ def _tell_nobody(link: DraftLink) -> None:
 
 
 def build_suffix(
-    options: SuffixOptions, beside: SuffixDrafter | None = None, statistics: FoundStatistics = NO_STATISTICS
+    options: SuffixOptions,
+    beside: SuffixDrafter | None = None,
+    statistics: FoundStatistics = NO_STATISTICS,
+    grown: GrownStatistics | None = None,
 ) -> SuffixDrafter:
     """Return a suffix drafter with nothing remembered, or what the one `beside` it remembers."""
     return SuffixDrafter(
@@ -353,6 +370,7 @@ def build_suffix(
         beside=beside,
         statistics=statistics.statistics,
         reason=statistics.reason,
+        grown=grown,
     )
 
 

@@ -1,4 +1,5 @@
-"""Finds the statistics of a model: those that the configuration names, are kept beside the model, or ship for it."""
+"""Finds the statistics of a model: those that the configuration names, are kept beside the model, or ship for it; and
+those that grow while it serves."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adapters.contract import ModelRefused
+from orchestrator.clock import SystemClock
 from orchestrator.protocol.load_options import ModelOptions, SuffixOptions
+from orchestrator.worker.drafting.grown import GrownFile, GrownStatistics
 from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
-from orchestrator.worker.drafting.statistics import Statistics
+from orchestrator.worker.drafting.statistics import MOST_TOKEN, Statistics
 from orchestrator.worker.loading.models import LoadedSource
 
 _SUFFIX = ".statistics"
+_GROWN_SUFFIX = ".grown"
 _PACKAGE, _DIRECTORY = "orchestrator.worker.drafting", "shipped"
 
 
@@ -30,8 +34,20 @@ def place_statistics(store: Path, model: str, vocabulary: str) -> Path:
     return store / "statistics" / _name_file(model, vocabulary)
 
 
-def _name_file(model: str, vocabulary: str) -> str:
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{vocabulary}{_SUFFIX}"
+def _name_file(model: str, content: str, suffix: str = _SUFFIX) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{content}{suffix}"
+
+
+def open_grown_statistics(options: SuffixOptions, model: ModelOptions, loaded: LoadedSource) -> GrownStatistics | None:
+    """Return the statistics that grow by what a loaded model says, in the model store by its content; None where
+    nothing is to be counted."""
+    spec = loaded.model.spec
+    if options.growth == "none" or spec.vocabulary_size > MOST_TOKEN:
+        return None
+    content = loaded.identity.digest if loaded.identity is not None else spec.vocabulary_fingerprint
+    path = Path(model.store).expanduser() / "statistics" / _name_file(loaded.name, content, _GROWN_SUFFIX)
+    file = GrownFile(path, model=loaded.name, vocabulary=spec.vocabulary_fingerprint)
+    return GrownStatistics(file, SystemClock(), shared=options.growth == "shared")
 
 
 def find_statistics(options: SuffixOptions, model: ModelOptions, loaded: LoadedSource) -> FoundStatistics:

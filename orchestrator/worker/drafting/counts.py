@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.generating.data import DataError, Text
+from orchestrator.errors import OutriderError
 from orchestrator.worker.drafting.statistics import MOST_CONTEXT, MOST_TOKEN, TOKEN_BITS, Entries
 
 Longs = NDArray[np.int64]
@@ -30,6 +30,21 @@ _BUCKETS = 20
 # Outcomes that p is worth. ADR 0087. Not tuned.
 _PRIOR = 5.0
 _MASK = (1 << TOKEN_BITS) - 1  # of one token in a key
+
+
+class UncountableTokens(OutriderError):
+    """Tokens that do not fit into a key."""
+
+
+class LabelledText(Protocol):
+    """Tokens of one text, `head` of them given. `labels`: the target's first choice at each of the others."""
+
+    @property
+    def tokens(self) -> NDArray[np.int32]: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def labels(self) -> NDArray[np.int32]: ...
 
 
 class Positions(NamedTuple):
@@ -57,8 +72,8 @@ def is_held_out(number: int) -> bool:
     return zlib.crc32(f"statistics {number}".encode()) % _HELD_OUT_ONE_IN == 0
 
 
-def list_positions(texts: Iterable[Text]) -> Positions:
-    """Return what the target decided in texts. Raises DataError for tokens that do not fit into a key."""
+def list_positions(texts: Iterable[LabelledText]) -> Positions:
+    """Return what the target decided in texts. Raises UncountableTokens."""
     keys: list[Longs] = []
     labels: list[Longs] = []
     for text in texts:
@@ -71,12 +86,12 @@ def list_positions(texts: Iterable[Text]) -> Positions:
             key[length:] |= tokens[:-length] << TOKEN_BITS * (length - 1)
             by_length[length - 1, length:] = key[length:]
         keys.append(by_length[:, text.head :])
-        labels.append(text.top_ids[:, 0].astype(np.int64))
+        labels.append(text.labels.astype(np.int64))
     if not keys:
         return Positions(np.zeros((MOST_CONTEXT, 0), np.int64), np.zeros(0, np.int64))
     whole = Positions(np.concatenate(keys, axis=1), np.concatenate(labels))
     if max(whole.labels.max(), (whole.keys[0] & _MASK).max()) > MOST_TOKEN:
-        raise DataError(f"the vocabulary has more than {MOST_TOKEN} tokens: there are no statistics of it")
+        raise UncountableTokens(f"the vocabulary has more than {MOST_TOKEN} tokens: there are no statistics of it")
     return whole
 
 
