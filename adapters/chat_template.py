@@ -24,6 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from adapters.contract import AdapterError
+from adapters.output_form import OutputForm, find_output_form, mentions_tools, translate_effort
 
 # Unicode noncharacters: reserved for a program's own use, so they are not white space and no text needs them.
 _GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -86,11 +87,15 @@ class ChatTemplate:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
+    @cached_property
+    def output_form(self) -> OutputForm | None:
+        """The form of answers that the template shows; None where it shows none that is known."""
+        return find_output_form(self.source)
+
     @property
     def takes_tools(self) -> bool:
-        """Whether the template tells the model of tools, and of calls as `<tool_call>{...}</tool_call>` (Hermes'
-        form, which Qwen and others are trained on)."""
-        return re.search(r"\btools\b", self.source) is not None and "<tool_call>" in self.source
+        """Whether the template tells the model of tools itself, and shows a form of calls that is known."""
+        return mentions_tools(self.source) and self.output_form is not None
 
     def render(
         self,
@@ -108,8 +113,9 @@ class ChatTemplate:
             "tools": None if tools is None else [dict(tool) for tool in tools],
             **self._tokens,
         }
+        told = translate_effort(self.source, dict(keywords or {}), harmony=self.output_form == "harmony")
         try:
-            return self._compiled.render({"documents": None, **(keywords or {}), **own})
+            return self._compiled.render({"documents": None, **told, **own})
         except _Raised as refusal:
             raise TemplateError(str(refusal)) from None
         except Exception as error:  # the template is a program from outside: it can fail in every way

@@ -30,23 +30,33 @@ _JOINERS = "\u200c\u200d"
 
 
 class TokenTextDecoder:
-    """Decodes one answer as its tokens come; special tokens are skipped.
+    """Decodes one answer as its tokens come; special tokens are skipped, but for those of `special`, by their bytes.
 
     A character whose bytes are not all there yet is held back, so all that was returned, joined, is always
     the beginning of the whole decode.
     """
 
-    def __init__(self, shown: list[bytes]) -> None:
-        self._shown = shown
+    def __init__(self, shown: list[bytes], special: Mapping[int, bytes] | None = None) -> None:
+        self._shown, self._special = shown, special or {}
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
         """Return the characters that these ids complete. Raises Unsupported for an id that does not exist."""
-        return self._utf8.decode(join_bytes(self._shown, ids))
+        if not self._special:
+            return self._utf8.decode(join_bytes(self._shown, ids))
+        return "".join(map(self._decode, ids))
+
+    def _decode(self, index: int) -> str:
+        special = self._special.get(index)
+        if special is None:
+            return self._utf8.decode(join_bytes(self._shown, [index]))
+        return self.flush() + special.decode("utf-8", "replace")
 
     def flush(self) -> str:
         """Return what was held back (as U+FFFD, for it is not whole) at the answer's end."""
-        return self._utf8.decode(b"", final=True)
+        text = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return text
 
 
 def join_bytes(pieces: list[bytes], ids: Iterable[int]) -> bytes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guard_messages
 from adapters.contract import ModelRefused
 from adapters.min_tokens import MinTokens, measure_min_tokens
+from adapters.output_form import mentions_tools
 from adapters.token_texts import ControlTokens, TokenTextDecoder, join_bytes, list_token_bytes
 from adapters.tokenizer_files import (
     FORMAT,
@@ -69,6 +71,8 @@ class Tokenizer:
     def __init__(self, vocabulary: _Vocabulary, template: ChatTemplate | None) -> None:
         self._vocabulary = vocabulary
         self._template = template
+        self._run_by: Callable[[ChatTemplate], ChatTemplate] = _run_here
+        self.configured_form: str | None = None
         self.eos_ids, self.vocabulary_size = vocabulary.eos_ids, len(vocabulary.pieces)
         self.bos_id, self.adds_bos = vocabulary.bos_id, vocabulary.add_bos
         self.control_ids = hidden = frozenset(vocabulary.controls.ids.values())
@@ -144,17 +148,41 @@ class Tokenizer:
         return cls(vocabulary, ChatTemplate(_BYTE_TEMPLATE, bos_token="", eos_token=_BYTE_CONTROLS[256]))
 
     def render_by(self, replace: Callable[[ChatTemplate], ChatTemplate]) -> None:
-        """Let another template stand for the model's own, where it has one: as one that is run elsewhere."""
+        """Let another template stand for the model's own, where it has one, and for each that a request brings: as one
+        that is run elsewhere."""
+        self._run_by = replace
         self._template = None if self._template is None else replace(self._template)
+
+    def with_template(self, source: str) -> Tokenizer:
+        """Return this tokenizer with another chat template, which is run as the model's own is."""
+        texts = self._begin_and_end()
+        other = copy(self)
+        other._template = self._run_by(ChatTemplate(source, bos_token=texts[0] or "", eos_token=texts[1] or ""))
+        other.__dict__.pop("template_fault", None)
+        return other
+
+    @property
+    def output_form(self) -> str | None:
+        """The form of thoughts and calls in answers: the one that is configured, or that the chat template shows."""
+        return self.configured_form or (None if self._template is None else self._template.output_form)
+
+    def find_control(self, text: str) -> int | None:
+        """Return the control token that is written so; None where there is none."""
+        return self._vocabulary.controls.ids.get(text)
+
+    def _begin_and_end(self) -> list[str | None]:
+        """Return the texts of the tokens that begin and end a text, where the model has them."""
+        vocabulary = self._vocabulary
+        return [
+            None if index is None else self.decode([index], skip_special=False)
+            for index in (vocabulary.bos_id, vocabulary.eos_id)
+        ]
 
     def describe(self) -> dict[str, Any]:
         """Return what a tokenizer_config.json of Hugging Face's says: the texts of special tokens, and the template."""
         vocabulary = self._vocabulary
         texts = {index: text for text, index in sorted(vocabulary.controls.ids.items(), key=lambda item: item[1])}
-        bos, eos = (
-            None if index is None else texts.get(index) or self.decode([index], skip_special=False)
-            for index in (vocabulary.bos_id, vocabulary.eos_id)
-        )
+        bos, eos = self._begin_and_end()
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "add_bos_token": vocabulary.add_bos,
@@ -217,7 +245,11 @@ class Tokenizer:
     @property
     def template_takes_tools(self) -> bool:
         """Whether the chat template itself tells the model of tools; see ChatTemplate."""
-        return self._template is not None and self._template.takes_tools
+        if self._template is None:
+            return False
+        return self._template.takes_tools or (
+            self.configured_form is not None and mentions_tools(self._template.source)
+        )
 
     def encode_chat(
         self,
@@ -269,8 +301,10 @@ class Tokenizer:
         Raises Unsupported for an id outside the vocabulary."""
         return join_bytes(self._vocabulary.pieces, [token_id])
 
-    def decoder(self) -> TokenTextDecoder:
-        return TokenTextDecoder(self._shown)
+    def decoder(self, shown: Collection[str] = ()) -> TokenTextDecoder:
+        """Return what decodes one answer. `shown`: control tokens that it does not skip."""
+        ids = [index for text in shown if (index := self.find_control(text)) is not None]
+        return TokenTextDecoder(self._shown, {index: self._vocabulary.pieces[index] for index in ids})
 
     def _split_and_encode(self, text: str, guard: str, *, special: bool = True) -> list[int]:
         whole = self._vocabulary.encode_whole
@@ -287,6 +321,10 @@ class Tokenizer:
             text = text.replace(guard, "")
         encode = self._vocabulary.encode if begins else self._vocabulary.encode_inner
         return encode(text) if text else []
+
+
+def _run_here(template: ChatTemplate) -> ChatTemplate:
+    return template
 
 
 def load_tokenizer(directory: str) -> Tokenizer:

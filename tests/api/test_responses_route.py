@@ -16,8 +16,9 @@ from fastapi import FastAPI
 from orchestrator.daemon.api.doors.blocks import BlockBuilder
 from orchestrator.daemon.api.doors.responses.store import ResponseStore, StoreBounds
 from orchestrator.daemon.api.keys import Keys
-from orchestrator.daemon.api.question import AnswerHead, AnswerSource
 from orchestrator.daemon.api.streaming import Piece
+from orchestrator.daemon.api.tools.calls import Text, render_parts
+from orchestrator.daemon.api.tools.forms import build_thought_splitter
 from orchestrator.daemon.api.wire import ChatRequest
 from tests.api.support import TOKENIZER, HandClock, ScriptedControl, app_over, client_of, serving
 from tests.api.test_tools import CITY, TWICE, answering
@@ -376,13 +377,12 @@ def test_what_is_kept_is_bounded_by_count_bytes_and_time():
 
 def blocks_of(texts: list[str], prompt: str = "") -> list[tuple[str, str]]:
     """What a text in these pieces is taken for."""
-    head = AnswerHead(
-        "x", 0, "toy", [list(prompt.encode())], lambda _engine, _group: AnswerSource(None, ""), "coupled", TOKENIZER
-    )
     body = ChatRequest.model_validate({"model": "toy", "messages": [{"role": "user", "content": "x"}]})
-    builder = BlockBuilder(head, body)
+    thoughts, builder = build_thought_splitter(body, list(prompt.encode()), TOKENIZER), BlockBuilder()
     for index, text in enumerate(texts):
-        builder.push(Piece(0, (text,), finish="stop" if index == len(texts) - 1 else ""))
+        last = index == len(texts) - 1
+        parts = render_parts(thoughts.push([Text(text)], last=last), "x")
+        builder.push(Piece(0, parts, finish="stop" if last else ""))
     return [(block.kind, block.text) for block in builder.blocks]
 
 

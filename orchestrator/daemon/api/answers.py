@@ -223,11 +223,13 @@ class Call(Answered):
 
 
 class AnswerMessage(Answered):
-    """The assistant's message; `tool_calls` where there are any, and then `content` may be null."""
+    """The assistant's message; `tool_calls` where there are any, and then `content` may be null. `reasoning_content`:
+    what the model thought before, where it did."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str = ""
     tool_calls: list[Call] = []
 
 
@@ -300,6 +302,7 @@ class ChatDelta(Answered):
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    reasoning_content: str = ""
     tool_calls: list[CallDelta] = []
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.daemon.api.tools.calls import CLOSE, OPEN
 from orchestrator.daemon.api.tools.hosted import CLIENT_RUN, NO_SERVER_TOOLS, RESPONSES_HOSTED
+from orchestrator.daemon.api.tools.syntaxes import CLOSE, OPEN
 
 NO_MEDIA = "the served model takes text only"
 _SHOWN_CHARS = 60  # of a value in a message. Not tuned.

@@ -270,7 +270,7 @@ class RequestRecord:
         """Remember what the client was sent, where the log is to have it."""
         if self._keep_words:
             for piece in pieces:
-                self._written.append(piece.text)
+                self._written += [piece.thought, piece.text]
                 self._written += [delta["function"]["arguments"] for delta in piece.calls]
 
     @contextmanager

@@ -68,6 +68,8 @@ class Envelope(AnswerWriter):
         text = "".join(piece.text for piece in pieces)
         calls = whole_calls([delta for piece in pieces for delta in piece.calls])
         message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text, "refusal": None}
+        if thought := "".join(piece.thought for piece in pieces):
+            message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = calls
         content: dict[str, Any] = {"message": message} if self._kind == "chat" else {"text": text}
@@ -85,15 +87,18 @@ class Envelope(AnswerWriter):
         return b"".join(self._chunk(index, (0, OPENING), role, None, so_far=so_far) for index in range(choices))
 
     def piece(self, piece: Piece, answer: Answer) -> bytes:
-        """Return the events of a piece: its text with its tokens, its calls, and why its choice ended. The choice's
+        """Return the events of a piece: thoughts and text with tokens, calls, and why its choice ended. The choice's
         tokens so far are told with each where the request asks for that."""
         so_far = answer.tokens if self._always else None
         events = b""
-        if piece.text or piece.tokens:
+        if piece.text or piece.thought or piece.tokens:
+            delta = {"reasoning_content": piece.thought} if piece.thought else {}
+            if piece.text or not delta:
+                delta["content"] = piece.text
             logprobs = self._logprobs(piece.tokens) if self._logprobs is not None and piece.tokens else None
-            events = self._chunk(piece.index, (piece.at, TEXT), {"content": piece.text}, None, logprobs, so_far)
-        for number, delta in enumerate(piece.calls, CALLS):
-            events += self._chunk(piece.index, (piece.at, number), {"tool_calls": [delta]}, None, so_far=so_far)
+            events = self._chunk(piece.index, (piece.at, TEXT), delta, None, logprobs, so_far)
+        for number, call in enumerate(piece.calls, CALLS):
+            events += self._chunk(piece.index, (piece.at, number), {"tool_calls": [call]}, None, so_far=so_far)
         return events + self._end(piece, so_far) if piece.finish else events
 
     def ending(self, answer: Answer) -> bytes:

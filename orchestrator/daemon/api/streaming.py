@@ -13,14 +13,23 @@ import msgspec
 from orchestrator.daemon.api.logprobs import Echo, ScoredToken
 from orchestrator.daemon.api.port import StreamDecoder, TokenizerPort
 from orchestrator.daemon.api.tools.calls import (
+    CallArguments,
     CallBegins,
+    OutputParser,
     Part,
     Text,
-    ToolCallParser,
+    Thought,
     join_pieces,
     measure_begun,
     render_parts,
 )
+from orchestrator.daemon.api.tools.forms import (
+    build_parser,
+    build_thought_splitter,
+    choose_call_form,
+    choose_marks,
+)
+from orchestrator.daemon.api.tools.thoughts import ThoughtSplitter
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import DEADLINE, Delta, RequestStats
@@ -102,12 +111,13 @@ class TextAssembler:
         decoder: StreamDecoder,
         stops: Sequence[str],
         quiet_tokens: int = 0,
-        parser: ToolCallParser | None = None,
+        parser: OutputParser | None = None,
     ) -> None:
         self._decoder = decoder
         self._search = StopSearch(stops)
         self._quiet_tokens = quiet_tokens
         self._parser = parser
+        self._kind: type[Text] | type[Thought] = Text
         self.stopped = False
         self.calls = 0
         self.decoded = 0
@@ -159,13 +169,16 @@ class TextAssembler:
     def _cut_at_stop(self, source: Sequence[Part]) -> list[Part]:
         parts: list[Part] = []
         for part in source:
-            if not isinstance(part, Text):
+            if isinstance(part, CallBegins | CallArguments):
                 parts += self._flush()
                 parts.append(part)
                 self.calls += isinstance(part, CallBegins)
                 continue
+            if type(part) is not self._kind:
+                parts += self._flush()
+                self._kind = type(part)
             if text := self._search.push(part.text, part.start):
-                parts.append(Text(text))
+                parts.append(self._kind(text))
             if self._search.stop is not None:
                 self.stopped, self.given = True, self._search.cut_at
                 break
@@ -173,7 +186,7 @@ class TextAssembler:
 
     def _flush(self) -> list[Part]:
         text = self._search.flush()
-        return [Text(text)] if text else []
+        return [self._kind(text)] if text else []
 
 
 class OtherBits(NamedTuple):
@@ -254,15 +267,15 @@ def _sum_stats(stats: Sequence[RequestStats], *, one_prompt: bool) -> RequestSta
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is certain of one choice: `parts`, its text and calls in their order, calls as a chunk's `tool_calls` has
-    them; the scored tokens that they complete; and with the last piece why it ended.
+    """What is certain of one choice: `parts`, its text, thoughts and calls in their order, calls as a chunk's
+    `tool_calls` has them; the scored tokens that they complete; and with the last piece why it ended.
 
     `stop_reason` is vLLM's: the stop string, the token of `stop_token_ids`, or "deadline". `at`: how many of the
     choice's tokens were looked at.
     """
 
     index: int
-    parts: tuple[str | dict[str, Any], ...] = ()
+    parts: tuple[str | Thought | dict[str, Any], ...] = ()
     tokens: tuple[ScoredToken, ...] = ()
     finish: str = ""
     stop_reason: str | int | None = None
@@ -276,14 +289,20 @@ class Piece:
     @property
     def calls(self) -> list[dict[str, Any]]:
         """All of calls."""
-        return [part for part in self.parts if not isinstance(part, str)]
+        return [part for part in self.parts if isinstance(part, dict)]
+
+    @property
+    def thought(self) -> str:
+        """All of thoughts."""
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
 
 
 class Choice:
     """One choice of an answer while it grows, with what it costs in `answer`. `hidden`: stop tokens, whose text is not
     shown where they end it. `named`: those of them that the request named, with what is told as the `stop_reason`.
     `ends`: those that are the model's own end. `request_id`: what the ids of its calls follow from; "" where no
-    tools were offered. `prompt`: the number of the prompt that it answers."""
+    tools were offered. `prompt`: the number of the prompt that it answers. `thoughts`: tells them from text; without it
+    all is text. `short_ids`: of calls."""
 
     def __init__(
         self,
@@ -297,6 +316,8 @@ class Choice:
         ends: frozenset[int] = frozenset(),
         request_id: str = "",
         prompt: int = 0,
+        thoughts: ThoughtSplitter | None = None,
+        short_ids: bool = False,
     ) -> None:
         self.index = index
         self.answer = answer
@@ -307,6 +328,8 @@ class Choice:
         self._named = named or {}
         self._ends = ends
         self._request_id = request_id
+        self._thoughts = thoughts
+        self._short_ids = short_ids
         self._held = _HeldTokens(0 if echo is None else len(echo.text))
         self._shows_prompt = echo is not None
         self._at = 0
@@ -338,9 +361,16 @@ class Choice:
         answer.stats = delta.stats
         answer.finish, answer.stop_reason = self._end(delta.finish, last)
         tokens = self._held.release(assembler, last=bool(delta.finish))
+        parts = self._split(join_pieces(parts), last=bool(answer.finish))
         if parts or tokens or answer.finish:
-            rendered = render_parts(parts if self._request_id else join_pieces(parts), self._request_id)
+            rendered = render_parts(parts, self._request_id, short_ids=self._short_ids)
             yield Piece(self.index, rendered, tokens, answer.finish, answer.stop_reason, self._at)
+
+    def _split(self, parts: list[Part], *, last: bool) -> list[Part]:
+        """Tell thoughts from text; where that is not wanted, all is text."""
+        if self._thoughts is not None:
+            return self._thoughts.push(parts, last=last)
+        return join_pieces(Text(part.text) if isinstance(part, Thought) else part for part in parts)
 
     def _push_tokens(self, shown: list[int], delta: Delta) -> tuple[list[Part], int]:
         """Push tokens one by one, so that those behind a stop string are not counted; (parts, tokens used)."""
@@ -397,11 +427,12 @@ def choices_of(
             Echo.of(submit.prompt, text, tokenizer) for submit, text in zip(submits[:: body.n], given, strict=True)
         ]
     offers_tools = isinstance(body, ChatRequest) and bool(body.offered)
+    form = choose_call_form(body, tokenizer) if isinstance(body, ChatRequest) else ""
     named = {token: token for token in body.stop_token_ids} | find_control_stops(body.stops, tokenizer)
     return [
         Choice(
             index,
-            TextAssembler(tokenizer.decoder(), body.stops, submit.min_tokens, _parser(body)),
+            TextAssembler(*_read_text(body, tokenizer, form, submit.min_tokens)),
             Answer(started_s=now_s),
             hidden=frozenset(submit.stop_tokens),
             echo=echoes[index // body.n],
@@ -409,17 +440,29 @@ def choices_of(
             ends=tokenizer.eos_ids,
             request_id=submit.request_id if offers_tools else "",
             prompt=index // body.n,
+            thoughts=_split_thoughts(body, submit, tokenizer),
+            short_ids=form == "mistral",
         )
         for index, submit in enumerate(submits)
     ]
 
 
-def _parser(body: CompletionRequest | ChatRequest) -> ToolCallParser | None:
-    """Return what finds calls; None where no tools were offered."""
-    if not isinstance(body, ChatRequest) or not body.offered:
+def _read_text(
+    body: CompletionRequest | ChatRequest, tokenizer: TokenizerPort, form: str, quiet_tokens: int
+) -> tuple[StreamDecoder, list[str], int, OutputParser | None]:
+    """Return what a TextAssembler is made of: for a chat with a parser of the model's form."""
+    if not isinstance(body, ChatRequest):
+        return tokenizer.decoder(), body.stops, quiet_tokens, None
+    parser = build_parser(body, tokenizer, form)
+    return tokenizer.decoder(choose_marks(body, tokenizer)), body.stops, quiet_tokens, parser
+
+
+def _split_thoughts(
+    body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort
+) -> ThoughtSplitter | None:
+    if not isinstance(body, ChatRequest) or body.reasoning_format == "none":
         return None
-    names = [tool.function.name for tool in body.forced or body.offered]
-    return ToolCallParser(names, forced=bool(body.forced), single=not body.parallel_tool_calls)
+    return build_thought_splitter(body, submit.prompt, tokenizer)
 
 
 def cost_of(choices: Sequence[Choice]) -> Answer:

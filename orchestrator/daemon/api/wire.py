@@ -364,6 +364,10 @@ class ChatRequest(Generation):
     reasoning_effort: Effort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     chat_template_kwargs: TemplateKeywords = Field(default={})
+    chat_template: str = ""
+    """Stands for the model's own, where the operator allows that."""
+    reasoning_format: Literal["auto", "none", "deepseek"] = "auto"
+    """`none`: thoughts stay in the content, as the model writes them."""
 
     @property
     def template_keywords(self) -> dict[str, Any]:

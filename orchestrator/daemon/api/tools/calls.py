@@ -1,25 +1,23 @@
-"""Finds tool calls in an answer's text as it comes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, Hermes'
-form. What the text is split into does not change what is found.
-"""
+"""Finds tool calls in an answer's text as it comes. What the text is split into does not change what is found."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
-OPEN = "<tool_call>"
-CLOSE = "</tool_call>"
+from orchestrator.daemon.api.tools.syntaxes import (
+    HERMES,
+    CallHead,
+    CallReader,
+    CallSyntax,
+    JsonDepth,
+    WholeCall,
+)
 
-_TEXT = r'"(?:[^"\\]|\\.)*"'
-# A call written in this order can be passed on while it comes.
-_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_TEXT})\s*,\s*"arguments"\s*:\s*(?=\{{)')
-_SPECIAL = re.compile(r'["{}\[\]]')
-_INSIDE_TEXT = re.compile(r'"|\\.', re.DOTALL)
-_SURELY_OPEN = len("<tool")  # of the opening tag: shorter, it may as well be text
+# Of an opening tag that was cut off: shorter, it may as well be text.
+_SURELY_OPEN = len("<tool")
 # Characters of white space before a call that are held back: a text may end in white space for ever. ADR 0100.
 _MOST_GAP = 64
 
@@ -27,6 +25,14 @@ _MOST_GAP = 64
 @dataclass(frozen=True, slots=True)
 class Text:
     """Text outside of calls. `start`: the place of its first character in the answer."""
+
+    text: str
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Text that the model thought, outside of calls. `start`: as of Text."""
 
     text: str
     start: int = 0
@@ -48,55 +54,53 @@ class CallArguments:
     text: str
 
 
-Part = Text | CallBegins | CallArguments
+Part = Text | Thought | CallBegins | CallArguments
 
 
-class _Depth:
-    """Follows JSON text to where a value closes. It knows strings and brackets, and looks at nothing between them."""
+class OutputParser(Protocol):
+    """Splits an answer into text, thoughts and calls, as it comes. `calls`: that have begun; `unfinished`: the answer
+    was ended within one. `over`: nothing more is looked for. `pending`: characters that are held back."""
 
-    def __init__(self, depth: int = 0) -> None:
-        self._depth = depth
-        self._in_text = False
+    calls: int
+    unfinished: bool
 
-    def until(self, text: str, start: int, depth: int) -> tuple[int, bool]:
-        """Read `text` from `start` up to behind the bracket that closes down to `depth`; (place, whether it came).
+    @property
+    def over(self) -> bool: ...
 
-        Where it did not, reading goes on at the place returned: a backslash at the end is not read yet.
-        """
-        place = start
-        while (match := (_INSIDE_TEXT if self._in_text else _SPECIAL).search(text, place)) is not None:
-            place = match.end()
-            mark = match[0]
-            if mark == '"':
-                self._in_text = not self._in_text
-            elif mark in "{[":
-                self._depth += 1
-            elif mark in "}]":
-                self._depth -= 1
-                if self._depth <= depth:
-                    return place, True
-        return len(text) - text.endswith("\\") if len(text) > place else place, False
+    @property
+    def pending(self) -> int: ...
+
+    def push(self, text: str) -> list[Part]: ...
+
+    def finish(self, *, cut: bool = False) -> list[Part]: ...
 
 
 class ToolCallParser:
     """Splits an answer into text and calls. White space around calls is dropped; what looks like a call and is none
-    (no JSON object, a name that was not offered) stays text, to the letter.
+    (no object of arguments, a name that was not offered) stays text, to the letter.
 
-    `forced`: there is nothing but calls, so nothing is text. `single`: what stands behind the first call is dropped.
-    `unfinished`: the answer was ended within a call.
+    `syntax`: how calls are written. `forced`: there is nothing but calls, so nothing is text. `single`: what stands
+    behind the first call is dropped. `unfinished`: the answer was ended within a call.
     """
 
-    def __init__(self, names: Collection[str], *, forced: bool = False, single: bool = False) -> None:
+    def __init__(
+        self, names: Collection[str], syntax: CallSyntax = HERMES, *, forced: bool = False, single: bool = False
+    ) -> None:
         self._names = frozenset(names)
+        self._syntax = syntax
         self._forced = forced
         self._single = single
         self._cut = False
         self._held = ""
         self._at = 0  # the place of `held` in the answer
-        self._read = 0  # of `held`, where the object is being followed
         self._gap = ""  # white space in front of a call that is not certain yet
+        self._opener = ""  # what may have begun the call; `held` begins with it
+        self._leading = True  # only white space came so far
+        self._closers = syntax.closers
         self._step = self._in_text
-        self._depth = _Depth()
+        self._reader: CallReader = syntax.reader()
+        self._nesting = 0  # brackets that the arguments stand in
+        self._depth = JsonDepth()
         self._behind_call = False
         self.calls = 0
         self.ended = 0
@@ -110,8 +114,7 @@ class ToolCallParser:
     @property
     def pending(self) -> int:
         """How many characters are held back: it is not certain yet what they are."""
-        before = len(self._gap) + len(OPEN) if self._step == self._in_head else 0
-        return before + len(self._held)
+        return len(self._gap) + len(self._held)
 
     def push(self, text: str) -> list[Part]:
         """Return what this text makes certain."""
@@ -139,21 +142,37 @@ class ToolCallParser:
         return taken
 
     def _in_text(self, last: bool) -> Iterator[Part]:
-        place = self._held.find(OPEN)
-        if place >= 0:
+        if self._leading and self._syntax.leading:
+            written = self._held.lstrip()
+            space = len(self._held) - len(written)
+            if not written and not last and space <= _MOST_GAP:
+                return
+            opener = next((opener for opener in self._syntax.leading if written.startswith(opener)), "")
+            if opener and space <= _MOST_GAP:
+                self._gap = self._take(space)
+                self._begin_call(opener)
+                return
+            self._leading = False
+        places = [(place, opener) for opener in self._syntax.openers if (place := self._held.find(opener)) >= 0]
+        if places:
+            place, opener = min(places, key=lambda match: (match[0], -len(match[1])))
             text = self._take(max(len(self._held[:place].rstrip()), place - _MOST_GAP))
             yield from self._text(text, self._at - len(text))
             self._gap = self._take(place - len(text))
-            self._take(len(OPEN))
-            self._read, self._depth = 0, _Depth()
-            self._step = self._in_head
+            self._begin_call(opener)
             return
-        text = self._take(len(self._held) if last else _sure(self._held))
-        if self._cut and (size := measure_begun(text, (OPEN,))) >= (1 if self._forced else _SURELY_OPEN):
+        openers = self._syntax.openers
+        text = self._take(len(self._held) if last else _sure(self._held, openers))
+        if self._cut and (size := measure_begun(text, openers)) >= (1 if self._forced else _SURELY_OPEN):
             self.unfinished = True
             yield from self._text(text[: len(text) - size].rstrip(), self._at - len(text))
         else:
             yield from self._text(text, self._at - len(text))
+
+    def _begin_call(self, opener: str) -> None:
+        """What is held may begin a call."""
+        self._leading, self._opener = False, opener
+        self._reader, self._step = self._syntax.reader(), self._in_head
 
     def _text(self, text: str, start: int) -> Iterator[Part]:
         """Give out text that begins at this place of the answer."""
@@ -164,59 +183,45 @@ class ToolCallParser:
             yield Text(text, start)
 
     def _in_head(self, last: bool) -> Iterator[Part]:
-        """Between the opening tag and the arguments: it is not certain yet that this is a call."""
-        written = self._held.lstrip()
-        head = _HEAD.match(self._held)
-        if head is not None:
-            name = _load_json(head[1])
-            if name not in self._names:
+        """From the opening to the arguments: it is not certain yet that this is a call."""
+        reading = self._reader.read(self._held, last=last)
+        match reading:
+            case CallHead(name, size, nesting) if name in self._names:
+                yield CallBegins(self.calls, name)
+                self.calls += 1
+                self._take(size)
+                self._nesting, self._depth = nesting, JsonDepth(nesting)
+                self._step = self._in_arguments
+            case WholeCall(name, str(arguments), size) if name in self._names:
+                yield CallBegins(self.calls, name)
+                yield CallArguments(self.calls, arguments)
+                self.calls += 1
+                self._take(size)
+                self._end_call()
+            case None if not last:
+                pass
+            case None if self._cut:
+                self.unfinished = True
+                self._take(len(self._held))
+            case _:
                 yield from self._no_call()
-                return
-            yield CallBegins(self.calls, name)
-            self._take(head.end())
-            self._depth = _Depth(1)
-            self._step = self._in_arguments
-            self.calls += 1
-            return
-        if written and not written.startswith("{"):
-            yield from self._no_call()
-            return
-        self._read, closed = self._depth.until(self._held, self._read, 0)
-        if closed:
-            yield from self._whole()
-        elif last and self._cut:
-            self.unfinished = True
-            self._take(len(self._held))
-        elif last:
-            yield from self._no_call()
-
-    def _whole(self) -> Iterator[Part]:
-        """Take a call that is not written in the usual order."""
-        name, arguments = _call(_load_json(self._held[: self._read]))
-        if name not in self._names or arguments is None:
-            yield from self._no_call()
-            return
-        yield CallBegins(self.calls, name)
-        yield CallArguments(self.calls, arguments)
-        self.calls += 1
-        self._take(self._read)
-        self._end_call()
 
     def _in_arguments(self, last: bool) -> Iterator[Part]:
-        place, closed = self._depth.until(self._held, 0, 1)
+        place, closed = self._depth.read_until(self._held, 0, self._nesting)
         if last and not closed:
             self.unfinished = True
             place = len(self._held)
         if place:
             yield CallArguments(self.calls - 1, self._take(place))
-        if closed:
-            self._read = 0
+        if closed and self._nesting:
             self._step = self._behind_arguments
+        elif closed:
+            self._end_call()
 
     def _behind_arguments(self, last: bool) -> Iterator[Part]:
         """Skip what else the call's object holds."""
         yield from ()
-        place, closed = self._depth.until(self._held, 0, 0)
+        place, closed = self._depth.read_until(self._held, 0, 0)
         self._take(place)
         if closed or last:
             self._end_call()
@@ -225,6 +230,7 @@ class ToolCallParser:
         self.ended += 1
         self._behind_call = True
         self._gap = ""
+        self._closers = self._syntax.closers
         self._step = self._behind_all if self._single else self._before_close
 
     def _behind_all(self, last: bool) -> Iterator[Part]:
@@ -233,59 +239,41 @@ class ToolCallParser:
         self._take(len(self._held))
 
     def _before_close(self, last: bool) -> Iterator[Part]:
-        """Skip the closing tag, which models forget; what the end of the answer left of it, too."""
+        """Skip what closes a call, which models forget; what the end of the answer left of it, too."""
         yield from ()
-        rest = self._held.lstrip()
-        space = len(self._held) - len(rest)
-        if rest.startswith(CLOSE):
-            self._take(space + len(CLOSE))
-        elif CLOSE.startswith(rest):
-            if not last:
+        while True:
+            rest = self._held.lstrip()
+            space = len(self._held) - len(rest)
+            further = self._syntax.further if self._closers == self._syntax.closers else ()
+            number = next((n for n, closer in enumerate(self._closers) if rest.startswith(closer)), None)
+            if number is not None:
+                self._take(space + len(self._closers[number]))
+                self._closers = self._closers[number + 1 :]
+            elif opener := next((opener for opener in further if rest.startswith(opener)), ""):
+                self._gap = self._take(space)
+                self._begin_call(opener)
                 return
-            self._take(space + len(rest))
-        self._step = self._in_text
+            elif any(mark.startswith(rest) for mark in (*self._closers, *further)):
+                if last:
+                    self._take(space + len(rest))
+                    self._step = self._in_text
+                return
+            else:
+                self._step = self._in_text
+                return
 
     def _no_call(self) -> Iterator[Part]:
-        """Give back what looked like a call."""
-        text = self._gap + OPEN
-        self._gap = ""
+        """Give back what looked like the beginning of a call."""
+        opening = self._take(len(self._opener))
+        text, self._gap = self._gap + opening, ""
         self._step = self._in_text
         yield from self._text(text, self._at - len(text))
 
 
-def _sure(text: str) -> int:
+def _sure(text: str, openers: Sequence[str]) -> int:
     """Return how much of the text can be no part of an opening tag, nor of the white space before one."""
-    before = len(text) - measure_begun(text, (OPEN,))
+    before = len(text) - measure_begun(text, openers)
     return max(len(text[:before].rstrip()), before - _MOST_GAP)
-
-
-def _call(value: Any) -> tuple[str, str | None]:
-    """Return a call's name and the JSON text of its arguments; None where it has no usable ones."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return "", None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # JSON inside of JSON
-        arguments = _load_json(arguments)
-    return value["name"], _write_json(arguments) if isinstance(arguments, dict) else None
-
-
-def _load_json(text: str) -> Any:
-    try:
-        return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _write_json(value: dict[str, Any]) -> str | None:
-    """Return an object as JSON text; None where it is too deep."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-        text.encode()
-    except UnicodeEncodeError:  # it has halves of characters: they stay escaped
-        return json.dumps(value)
-    except RecursionError:
-        return None
-    return text
 
 
 def join_pieces(pieces: Iterable[Part]) -> list[Part]:
@@ -295,6 +283,8 @@ def join_pieces(pieces: Iterable[Part]) -> list[Part]:
         match (joined[-1] if joined else None), piece:
             case Text(before, start), Text(text):
                 joined[-1] = Text(before + text, start)
+            case Thought(before, start), Thought(text):
+                joined[-1] = Thought(before + text, start)
             case CallArguments(index, before), CallArguments(same, text) if index == same:
                 joined[-1] = CallArguments(index, before + text)
             case _:
@@ -303,20 +293,31 @@ def join_pieces(pieces: Iterable[Part]) -> list[Part]:
 
 
 _CALL_ID_BYTES = 12
+# Mistral's templates refuse an id of another length.
+_SHORT_ID = 9
 
 
-def render_parts(parts: Sequence[Part], request_id: str) -> tuple[str | dict[str, Any], ...]:
-    """Return text and calls in their order, calls as a chunk's `tool_calls` has them. The ids of calls follow from the
-    choice's own `request_id`: an answer that is told again has the same ones."""
-    return tuple(part.text if isinstance(part, Text) else _delta(part, request_id) for part in parts)
+def render_parts(
+    parts: Sequence[Part], request_id: str, *, short_ids: bool = False
+) -> tuple[str | Thought | dict[str, Any], ...]:
+    """Return text, thoughts and calls in their order, calls as a chunk's `tool_calls` has them. The ids of calls follow
+    from the choice's own `request_id`: an answer that is told again has the same ones. `short_ids`: of nine
+    characters."""
+    return tuple(_render(part, request_id, short_ids=short_ids) for part in parts)
 
 
-def _delta(part: CallBegins | CallArguments, request_id: str) -> dict[str, Any]:
-    if isinstance(part, CallArguments):
-        return {"index": part.index, "function": {"arguments": part.text}}
-    function = {"name": part.name, "arguments": ""}
-    call_id = blake2b(f"{request_id} {part.index}".encode(), digest_size=_CALL_ID_BYTES).hexdigest()
-    return {"index": part.index, "id": f"call_{call_id}", "type": "function", "function": function}
+def _render(part: Part, request_id: str, *, short_ids: bool) -> str | Thought | dict[str, Any]:
+    match part:
+        case Text(text):
+            return text
+        case Thought():
+            return part
+        case CallArguments(index, text):
+            return {"index": index, "function": {"arguments": text}}
+        case CallBegins(index, name):
+            digest = blake2b(f"{request_id} {index}".encode(), digest_size=_CALL_ID_BYTES).hexdigest()
+            call_id = digest[:_SHORT_ID] if short_ids else f"call_{digest}"
+            return {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
 
 
 def whole_calls(deltas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.daemon.api.conversation import Tool
-from orchestrator.daemon.api.tools.calls import CLOSE, OPEN
+from orchestrator.daemon.api.tools.syntaxes import CLOSE, OPEN
 
 # As Python's json.dumps writes it, which is what models are trained on; it also cannot go on for ever.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -26,7 +26,7 @@ class MessageWriter(AnswerWriter):
         super().__init__(head)
         self._stops = frozenset(chat.stops)
         self._max_tokens = chat.max_tokens or 0
-        self._builder = BlockBuilder(head, chat)
+        self._builder = BlockBuilder()
 
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
         """Return the message."""

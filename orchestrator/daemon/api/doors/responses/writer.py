@@ -34,7 +34,7 @@ class ResponseWriter(AnswerWriter):
         self._body = body
         self._keep = keep
         self._called = {function.full_name: function for function in body.functions}
-        self._builder = BlockBuilder(head, chat)
+        self._builder = BlockBuilder()
         self._number = 0
 
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:

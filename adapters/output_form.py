@@ -1,0 +1,57 @@
+"""In which form a model writes thoughts and calls, as the text of its chat template shows it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, get_args
+
+OutputForm = Literal["hermes", "llama3_json", "llama_pythonic", "mistral", "qwen3_coder", "glm", "deepseek", "harmony"]
+FORMS: Final[tuple[OutputForm, ...]] = get_args(OutputForm)
+
+
+def write_deepseek_control(words: str) -> str:
+    """Return DeepSeek's control token of this name, which is written with letters of its own for bars and gaps."""
+    return f"<\uff5c{words.replace(' ', chr(0x2581))}\uff5c>"
+
+
+_MARKS: Final[tuple[tuple[OutputForm, tuple[str, ...]], ...]] = (
+    ("harmony", ("<|channel|>", "<|message|>")),
+    ("deepseek", (write_deepseek_control("tool call begin"),)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("glm", ("<arg_key>",)),
+    ("llama_pythonic", ("[func_name1(params_name1=",)),
+    ("llama3_json", ('"parameters": dictionary of argument name',)),
+    ("hermes", ("<tool_call>",)),
+)
+"""What stands in templates of a form, and in none of those below it."""
+_TOOLS = re.compile(r"\btools\b")
+_EFFORT, _SWITCH = re.compile(r"\breasoning_effort\b"), re.compile(r"\benable_thinking\b")
+# DeepSeek's and Granite's name of the switch; `message.thinking` is a thought.
+_OTHER_SWITCH = re.compile(r"(?<![.\w])thinking is (?:not )?defined\b")
+_LEVELS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+"""Efforts that gpt-oss was not trained on, and its own nearest ones."""
+
+
+def find_output_form(template: str) -> OutputForm | None:
+    """Return the form of a chat template; None where none of them is seen in it."""
+    return next((form for form, marks in _MARKS if all(mark in template for mark in marks)), None)
+
+
+def mentions_tools(template: str) -> bool:
+    """Whether a template looks at the tools of a request."""
+    return _TOOLS.search(template) is not None
+
+
+def translate_effort(template: str, keywords: dict[str, object], *, harmony: bool) -> dict[str, object]:
+    """Return keywords of a template in its own words. An effort is a level where the template has levels, and turns
+    thinking on or off where it has a switch. What the keywords say themselves is kept."""
+    told = dict(keywords)
+    effort = told.get("reasoning_effort")
+    if harmony and isinstance(effort, str) and _EFFORT.search(template):
+        told["reasoning_effort"] = _LEVELS.get(effort, effort)
+    if isinstance(effort, str) and (_SWITCH.search(template) or _OTHER_SWITCH.search(template)):
+        told.setdefault("enable_thinking", effort != "none")
+    if "enable_thinking" in told and not _SWITCH.search(template) and _OTHER_SWITCH.search(template):
+        told.setdefault("thinking", told["enable_thinking"])
+    return told

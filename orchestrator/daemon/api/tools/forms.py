@@ -1,0 +1,72 @@
+"""What reads an answer in its model's form: thoughts, text and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from orchestrator.daemon.api.conversation import Tool
+from orchestrator.daemon.api.port import TokenizerPort
+from orchestrator.daemon.api.tools.calls import OutputParser, ToolCallParser
+from orchestrator.daemon.api.tools.harmony import CONTROLS, HarmonyParser
+from orchestrator.daemon.api.tools.syntaxes import DEEPSEEK_CONTROLS, build_syntax
+from orchestrator.daemon.api.tools.thoughts import ThoughtSplitter, opens_thought
+from orchestrator.daemon.api.wire import ChatRequest
+
+_THINK: Final = ("<think>", "</think>")
+_TAGS: Final = {"mistral": ("[THINK]", "[/THINK]")}
+"""What opens and closes a thought, where that is not `<think>`."""
+_MARKS: Final = {
+    "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    "llama3_json": ("<|python_tag|>",),
+    "llama_pythonic": ("<|python_start|>", "<|python_end|>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "glm": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "deepseek": DEEPSEEK_CONTROLS,
+}
+"""What calls are written with that may be control tokens, which text leaves out."""
+
+
+def choose_call_form(body: ChatRequest, tokenizer: TokenizerPort) -> str:
+    """Return the form in which calls come. A model whose template knows no tools was told of Hermes'."""
+    form = tokenizer.output_form
+    if form is None or (body.offered and not tokenizer.template_takes_tools):
+        return "hermes"
+    return form
+
+
+def choose_marks(body: ChatRequest, tokenizer: TokenizerPort) -> frozenset[str]:
+    """Return the control tokens that the parser of an answer is to see."""
+    form = choose_call_form(body, tokenizer)
+    if form == "harmony":
+        return frozenset(CONTROLS)
+    return frozenset((*_choose_tags(tokenizer), *(_MARKS.get(form, ()) if body.offered else ())))
+
+
+def build_parser(body: ChatRequest, tokenizer: TokenizerPort, form: str) -> OutputParser | None:
+    """Return what finds calls in an answer in this form; None where there is nothing to find."""
+    tools = body.forced or body.offered
+    names = [tool.function.name for tool in tools]
+    forced, single = bool(body.forced), not body.parallel_tool_calls
+    if form == "harmony":
+        return HarmonyParser(names, forced=forced, single=single and bool(tools))
+    if not tools:
+        return None
+    return ToolCallParser(names, build_syntax(form, _list_schemas(tools)), forced=forced, single=single)
+
+
+def build_thought_splitter(body: ChatRequest, prompt: Sequence[int], tokenizer: TokenizerPort) -> ThoughtSplitter:
+    """Return what tells thoughts from text behind this prompt."""
+    # A grammar holds from the first token on: what it writes is no thought.
+    bound = bool(body.forced) or (body.response_format is not None and body.response_format.wanted_schema is not None)
+    tags = _choose_tags(tokenizer)
+    return ThoughtSplitter(tags, opened=not bound and opens_thought(prompt, tokenizer, tags[0]))
+
+
+def _choose_tags(tokenizer: TokenizerPort) -> tuple[str, str]:
+    return _TAGS.get(tokenizer.output_form or "", _THINK)
+
+
+def _list_schemas(tools: Sequence[Tool]) -> dict[str, dict[str, object]]:
+    return {tool.function.name: tool.function.schema_of_arguments for tool in tools}
