@@ -158,7 +158,7 @@ class Tokenizer:
         texts = self._begin_and_end()
         other = copy(self)
         other._template = self._run_by(ChatTemplate(source, bos_token=texts[0] or "", eos_token=texts[1] or ""))
-        other.__dict__.pop("template_fault", None)
+        other.__dict__["template_fault"] = ""  # a fault of it is the request's
         return other
 
     @property

@@ -49,7 +49,7 @@ _TABLE: Final[dict[Effect, dict[str, str]]] = {
         "drain_timeout_s",
         "slo": "ttft_ms ttft_percentile tpot_ms tpot_percentile max_round_ms late",
         "api": "stalled_after_s max_connections header_timeout_s body_timeout_s idle_timeout_s write_timeout_s "
-        "headers_after_s keep_alive_s stored_responses stored_responses_memory stored_responses_s",
+        "headers_after_s keep_alive_s allow_chat_templates stored_responses stored_responses_memory stored_responses_s",
         "batches": "max_file max_storage max_files max_batches keep_s",
         "logging": "level",
     },
@@ -65,7 +65,7 @@ _TABLE: Final[dict[Effect, dict[str, str]]] = {
         "limits": "kv_cache kv_disk max_running max_batch_rows",
     },
     Effect.RESTART: {
-        "model": "source name keep idle_s",
+        "model": "source name keep idle_s output_format",
         "models": "",
         "canary": "",
         "limits": "models_memory",

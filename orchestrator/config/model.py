@@ -143,6 +143,8 @@ class Api(Section):
     vllm_metric_names: bool = False
     """`true`: `/metrics` has what vLLM has too a second time under its names (`vllm:...`), for its dashboards and for
     `vllm bench serve`."""
+    allow_chat_templates: bool = False
+    """`true`: a chat may bring a `chat_template` in place of the model's own. It is run in the same sandbox."""
     stored_responses: int = Field(default=1000, ge=0, le=1_000_000)
     """How many answers of `/v1/responses` are kept in memory, for `previous_response_id`; beyond them the oldest go. 0:
     none are kept."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Discriminator, Field, Tag
 
 from adapters.names import normalise_device
+from adapters.output_form import OutputForm
 from device_profiles.profile import Exactness
 from orchestrator.config.adapter_names import AUTO as AUTO
 from orchestrator.config.adapter_names import AdapterName, DeviceName, RuntimeName, ShardingName
@@ -25,6 +26,7 @@ from policies.serving.residency import Keep
 
 EngineName = Literal["auto", "vllm", "sglang", "llama_server", "trtllm", "ollama", "ovms", "tgi", "generic"]
 """`generic`: any with OpenAI's completions, of which nothing more is known."""
+OutputFormat = Literal["auto", OutputForm]
 ENDPOINT_KEYS: Final = frozenset({"model", "api_key_file", "engine"})
 """Keys of a replica that go with `endpoint`."""
 SPLITTING_KEYS: Final = frozenset({"shards", "tensor_parallel"})
@@ -218,6 +220,8 @@ class Target(StaticShapesSection):
     wait while their model is loaded."""
     idle_s: float = Field(default=600.0, gt=0, le=604_800)
     """How long a model that need not stay is kept without a request."""
+    output_format: OutputFormat = "auto"
+    """In which form it writes thoughts and tool calls. `auto`: the one that its chat template shows."""
     alike: bool = False
     """Whether all replicas must have equal bits. One that has others takes no request then. Else they form groups of
     equal bits, and a request stays with the group that began it (`failover.other_bits`)."""

@@ -46,7 +46,8 @@ RECORDED = [
     Recorded(
         "hermes",
         f'<think>\nÜber {{"x"}}?\n</think>\n\nI look.\n<tool_call>\n'
-        f'{{"name": "get_weather", "arguments": {OSLO_JSON}}}\n</tool_call>\n<tool_call>\n{{"name": "search", "arguments": {NESTED_JSON}}}\n</tool_call>',
+        f'{{"name": "get_weather", "arguments": {OSLO_JSON}}}\n</tool_call>\n<tool_call>\n'
+        f'{{"name": "search", "arguments": {NESTED_JSON}}}\n</tool_call>',
         "I look.",
         'Über {"x"}?',
         [OSLO, NESTED],

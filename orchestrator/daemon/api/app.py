@@ -69,7 +69,7 @@ from orchestrator.daemon.api.served import Liveness, ServedModel, ServedModels, 
 from orchestrator.daemon.api.shares import KeyShares
 from orchestrator.daemon.api.streaming import Choice, choices_of
 from orchestrator.daemon.api.translate import write_grammar
-from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
+from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, describe_refusal
 from orchestrator.daemon.batches.lines import BatchLine
 from orchestrator.daemon.batches.run import Answer
 from orchestrator.daemon.control.port import Control
@@ -99,7 +99,8 @@ class ApiSettings:
     requests' and answers' text, and what bugs say. `keys`: None asks for none. `access`: what else is asked of those
     who use the API. `stalled_after_s`: see served.Liveness. `headers_after_s`, `keep_alive_s`: see answer_stream.
     `vllm_metric_names`: see metrics. `connections`: those of the server, for the metrics.
-    `stored_responses`: how many of `/v1/responses` are kept. `tracing`: None: no spans."""
+    `stored_responses`: how many of `/v1/responses` are kept. `tracing`: None: no spans.
+    `allow_chat_templates`: chats may bring one."""
 
     max_body_bytes: int
     max_parameter_bytes: int = 256 * 1024
@@ -118,6 +119,7 @@ class ApiSettings:
     connections: Connections | None = None
     stored_responses: StoreBounds = field(default_factory=StoreBounds)
     tracing: Tracing | None = None
+    allow_chat_templates: bool = False
 
 
 class ApiRoutes:
@@ -269,6 +271,7 @@ class ApiRoutes:
             question = read(raw)
             self.models.confirm(model, question.body.model)
             tokenizer, ready = model.require_served()
+            tokenizer = self._choose_template(question.body, tokenizer)
             request_id = f"{question.id_prefix}{secrets.token_hex(12)}"
             written = write_grammar(question.body, self._settings.max_grammar_bytes, question.answer_param)
             try:
@@ -306,6 +309,16 @@ class ApiRoutes:
         if left_s:
             submits = [msgspec.structs.replace(submit, timeout_s=left_s) for submit in submits]
         return model, question, submits, tokenizer
+
+    def _choose_template(self, body: CompletionRequest | ChatRequest, tokenizer: TokenizerPort) -> TokenizerPort:
+        """Return the tokenizer with the chat template that a request brings. Raises RequestError where that is not
+        allowed."""
+        if not isinstance(body, ChatRequest) or not body.chat_template:
+            return tokenizer
+        if not self._settings.allow_chat_templates:
+            text = describe_refusal("chat_template")
+            raise RequestError(text, param="chat_template", code="not_supported")
+        return tokenizer.with_template(body.chat_template)
 
     async def _wait_for_load(
         self, request: Request, model: ServedModel, timeout_s: float | None, begin: Callable[[], object] | None = None

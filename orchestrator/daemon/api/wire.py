@@ -83,7 +83,8 @@ WAYS_OUT = {
     "functions": "send 'tools'",
     "function_call": "send 'tool_choice'",
     "repeat_penalty": "send 'repetition_penalty'",
-    "chat_template": "the model's own is used, and 'chat_template_kwargs' reach it",
+    "chat_template": "the model's own is used, and 'chat_template_kwargs' reach it; the operator can allow it on "
+    "/v1/chat/completions by api.allow_chat_templates",
     "allowed_token_ids": "send 'logit_bias' or a 'response_format'",
 }
 """What to send instead of some of them."""

@@ -54,6 +54,7 @@ def build_api_settings(
         stalled_after_s=api.stalled_after_s,
         headers_after_s=api.headers_after_s,
         keep_alive_s=api.keep_alive_s,
+        allow_chat_templates=api.allow_chat_templates,
         vllm_metric_names=api.vllm_metric_names,
         connections=connections,
         stored_responses=StoreBounds(api.stored_responses, int(api.stored_responses_memory), api.stored_responses_s),

@@ -91,7 +91,9 @@ class TargetLife:
         """Why it will never serve; "" where it may."""
         self._ground = ground
         self._base = ground.path.resolve().parent
-        self._tokenizers = TargetTokenizers(self._base, store_directory(config), ground.sandbox, self._say)
+        self._tokenizers = TargetTokenizers(
+            self._base, store_directory(config), ground.sandbox, self._say, config.model.output_format
+        )
         self._keeper: PlanKeeper | None = None
         self._workers: WorkerSet | None = None
         self._keeping: asyncio.Task[None] | None = None

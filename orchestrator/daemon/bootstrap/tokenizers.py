@@ -17,6 +17,7 @@ from adapters.own_tokenizer import TokenizerRecipe, prepare_own_tokenizer
 from adapters.served_model import find_kept
 from adapters.tokenizer import Tokenizer, load_tokenizer
 from adapters.vocabulary import SIMULATED_PREFIX
+from orchestrator.config.target import OutputFormat
 from orchestrator.daemon.sandbox.sandbox import Sandbox, SandboxedTemplate
 from orchestrator.errors import DaemonError, OutriderError
 from orchestrator.protocol.events import Progress
@@ -28,9 +29,18 @@ _log = get_logger(__name__)
 
 class TargetTokenizers:
     """Those of the models that a target's workers have, or are to have. Relative sources start from `base`; `store` is
-    where the daemon keeps prepared models. `sandbox` runs their chat templates, `say` hears of what takes long."""
+    where the daemon keeps prepared models. `sandbox` runs their chat templates, `say` hears of what takes long.
+    `output_format`: in which form their models write."""
 
-    def __init__(self, base: Path, store: Path, sandbox: Sandbox, say: Callable[[Progress], None]) -> None:
+    def __init__(
+        self,
+        base: Path,
+        store: Path,
+        sandbox: Sandbox,
+        say: Callable[[Progress], None],
+        output_format: OutputFormat = "auto",
+    ) -> None:
+        self._output_format = output_format
         self._base, self._store, self._sandbox, self._say = base, store, sandbox, say
         self._loaded: dict[str, Tokenizer] = {}  # by `_name_content`
         self._missing = ""
@@ -135,6 +145,7 @@ class TargetTokenizers:
 
     def _add(self, name: str, directory: str) -> Tokenizer:
         tokenizer = load_tokenizer(directory)
+        tokenizer.configured_form = None if self._output_format == "auto" else self._output_format
         tokenizer.render_by(lambda template: SandboxedTemplate(template, self._sandbox))
         return self._loaded.setdefault(name, tokenizer)
 
