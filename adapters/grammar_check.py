@@ -22,6 +22,7 @@ OTHERS: Final = (SPACED, REQUIRED_FIRST)
 """How others write JSON: with any white space, as vLLM and SGLang; the same, and keys that have to be there before all
 others, as llama-server. Ours is as json.dumps writes it."""
 _MOST_WORDS: Final = 1000  # characters: the library may tell the whole grammar again
+_CONTROL: Final = re.compile(r"<\[\d+\]>")
 _EMBEDDED: Final = re.compile(r"^(\w+): %json ", re.MULTILINE)
 
 
@@ -86,7 +87,8 @@ def _put_required_first(schema: Any) -> Any:
 def _find_compile_problem(kind: str, text: str) -> str:
     import llguidance
 
-    matcher = llguidance.LLMatcher(_byte_tokenizer(), compile_text(kind, text), log_level=0)
+    compiled = compile_text(kind, _without_controls(text) if kind == "lark" else text)
+    matcher = llguidance.LLMatcher(_byte_tokenizer(), compiled, log_level=0)
     if not matcher.is_error():
         matcher.compute_bitmask()
         if matcher.is_stopped() and not matcher.is_accepting():
@@ -95,6 +97,12 @@ def _find_compile_problem(kind: str, text: str) -> str:
         matcher.deep_copy()
     # What the library says of its state is left out.
     return str(matcher.get_error()).partition("<state>")[0]
+
+
+def _without_controls(text: str) -> str:
+    """Return a Lark grammar with the first byte for each control token: bytes have none."""
+    lines = (line if "%json " in line else _CONTROL.sub("<[0]>", line) for line in text.split("\n"))
+    return "\n".join(lines)
 
 
 def _find_empty(kind: str, text: str) -> str:

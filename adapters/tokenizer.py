@@ -166,6 +166,10 @@ class Tokenizer:
         """The form of thoughts and calls in answers: the one that is configured, or that the chat template shows."""
         return self.configured_form or (None if self._template is None else self._template.output_form)
 
+    def template_shows(self, text: str) -> bool:
+        """Whether this stands in the chat template."""
+        return self._template is not None and text in self._template.source
+
     def find_control(self, text: str) -> int | None:
         """Return the control token that is written so; None where there is none."""
         return self._vocabulary.controls.ids.get(text)

@@ -273,7 +273,7 @@ class ApiRoutes:
             tokenizer, ready = model.require_served()
             tokenizer = self._choose_template(question.body, tokenizer)
             request_id = f"{question.id_prefix}{secrets.token_hex(12)}"
-            written = write_grammar(question.body, self._settings.max_grammar_bytes, question.answer_param)
+            written = write_grammar(question.body, self._settings.max_grammar_bytes, tokenizer, question.answer_param)
             try:
                 terms = (model.terms.acceptance, question.clips)
                 seed = partial(secrets.randbits, 64)

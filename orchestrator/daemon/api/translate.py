@@ -18,7 +18,8 @@ from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.schemas.prepare import PreparedSchema, prepare_schema
 from orchestrator.daemon.api.schemas.walk import Node, SchemaRefused
 from orchestrator.daemon.api.streaming import find_control_stops
-from orchestrator.daemon.api.tools.grammar import build_calls_or_json_grammar, build_forced_calls_grammar, free_calls
+from orchestrator.daemon.api.tools.forms import choose_call_form
+from orchestrator.daemon.api.tools.grammar import GrammarText, can_write, choose_writer
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, Generation, Prompt, SpeculativeConfig
 from orchestrator.errors import ContextExceeded, RequestError
 from orchestrator.protocol.commands import Grammar, Submit
@@ -28,6 +29,7 @@ from policies.serving.overrides import Override, Scope
 
 _MASK64 = (1 << 64) - 1
 _LAST_CHOICE = -1e9  # beside any logit; what a grammar forbids is below it
+_NOT_STRICT = "'strict' is not kept in the form of this model's calls, unless 'tool_choice' asks for a call"
 MakeSeed = Callable[[], int]
 
 
@@ -76,27 +78,33 @@ class WrittenGrammar:
 
 
 def write_grammar(
-    request: CompletionRequest | ChatRequest, most_bytes: int, answer_param: str = "response_format"
+    request: CompletionRequest | ChatRequest,
+    most_bytes: int,
+    tokenizer: TokenizerPort,
+    answer_param: str = "response_format",
 ) -> WrittenGrammar:
-    """Return the grammar that a request asks for. `answer_param`: what its route calls 'response_format'. Raises
-    RequestError for schemas of more than `most_bytes`, and for one that cannot be kept to."""
+    """Return the grammar that a request asks for, its calls in the model's form. `answer_param`: what its route calls
+    'response_format'. Raises RequestError for schemas of more than `most_bytes`, and for one that cannot be kept to."""
     _refuse_large(request, most_bytes, answer_param)
     answer = _prepare_answer(request, answer_param)
     if not isinstance(request, ChatRequest) or not request.offered:
         return WrittenGrammar() if answer is None else _write("json_schema", json.dumps(answer.schema), [answer])
-    many = request.parallel_tool_calls
-    if request.forced:
-        bound = _prepare_tools(_list_bound(request))
-        many = many and request.tool_choice == "required"
-        text = build_forced_calls_grammar(request.forced, _schemas(bound), many=many)
-        return _write("lark", text, list(bound.values()))
     bound = _prepare_tools(_list_bound(request))
-    if answer is not None:
-        text = build_calls_or_json_grammar(request.offered, _schemas(bound), answer.schema, many=many)
-        return _write("lark", text, [answer, *bound.values()])
-    if bound:
-        return _write("lark", free_calls(request.offered, _schemas(bound), many=many), list(bound.values()))
-    return WrittenGrammar()
+    if not bound and answer is None:
+        return WrittenGrammar()
+    many = request.parallel_tool_calls
+    writer = choose_writer(choose_call_form(request, tokenizer), tokenizer)
+    tools, prepared = request.forced or request.offered, list(bound.values())
+    if writer is not None:
+        grammar = GrammarText(writer, tools, _schemas(bound), tokenizer)
+        if request.forced:
+            return _write("lark", grammar.write_forced(many=many and request.tool_choice == "required"), prepared)
+        if answer is not None:
+            return _write("lark", grammar.write_calls_or_json(answer.schema, many=many), [answer, *prepared])
+        writable = can_write(writer, [tool.function.schema_of_arguments for tool in tools])
+        if writable and (text := grammar.write_free(many=many)) is not None:
+            return _write("lark", text, prepared)
+    return WrittenGrammar(warnings=tuple(f"tool '{name}': {_NOT_STRICT}" for name in bound))
 
 
 def _write(kind: Literal["json_schema", "lark"], text: str, schemas: Sequence[PreparedSchema]) -> WrittenGrammar:

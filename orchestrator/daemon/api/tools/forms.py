@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from orchestrator.daemon.api.conversation import Tool
 from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.tools.calls import OutputParser, ToolCallParser
+from orchestrator.daemon.api.tools.grammar import can_write, choose_writer
 from orchestrator.daemon.api.tools.harmony import CONTROLS, HarmonyParser
 from orchestrator.daemon.api.tools.syntaxes import DEEPSEEK_CONTROLS, build_syntax
 from orchestrator.daemon.api.tools.thoughts import ThoughtSplitter, opens_thought
@@ -29,11 +30,19 @@ _MARKS: Final = {
 
 
 def choose_call_form(body: ChatRequest, tokenizer: TokenizerPort) -> str:
-    """Return the form in which calls come. A model whose template knows no tools was told of Hermes'."""
+    """Return the form in which calls come. A model whose template knows no tools was told of Hermes', and it is what
+    binds an answer where no grammar says how the model's own is written."""
     form = tokenizer.output_form
     if form is None or (body.offered and not tokenizer.template_takes_tools):
         return "hermes"
-    return form
+    bound = body.forced or (body.offered if find_answer_schema(body) is not None else [])
+    schemas = [tool.function.schema_of_arguments for tool in bound]
+    return form if not bound or can_write(choose_writer(form, tokenizer), schemas) else "hermes"
+
+
+def find_answer_schema(body: ChatRequest) -> dict[str, Any] | None:
+    """Return the schema of an answer that is no call; None of any text."""
+    return body.response_format.wanted_schema if body.response_format is not None else None
 
 
 def choose_marks(body: ChatRequest, tokenizer: TokenizerPort) -> frozenset[str]:
@@ -59,7 +68,7 @@ def build_parser(body: ChatRequest, tokenizer: TokenizerPort, form: str) -> Outp
 def build_thought_splitter(body: ChatRequest, prompt: Sequence[int], tokenizer: TokenizerPort) -> ThoughtSplitter:
     """Return what tells thoughts from text behind this prompt."""
     # A grammar holds from the first token on: what it writes is no thought.
-    bound = bool(body.forced) or (body.response_format is not None and body.response_format.wanted_schema is not None)
+    bound = bool(body.forced) or find_answer_schema(body) is not None
     tags = _choose_tags(tokenizer)
     return ThoughtSplitter(tags, opened=not bound and opens_thought(prompt, tokenizer, tags[0]))
 

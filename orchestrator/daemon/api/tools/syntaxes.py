@@ -203,8 +203,9 @@ class _TaggedReader:
             return scanned
         name, texts, size = scanned
         properties = self._schemas.get(name, {})
-        arguments = {key: _read_value(text, properties.get(key)) for key, text in texts}
-        return WholeCall(name, write_json(arguments), size)
+        values = {key: _write_value(text, properties.get(key)) for key, text in texts}
+        pairs = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in values.items())
+        return WholeCall(name, f"{{{', '.join(pairs)}}}", size)
 
 
 _Schemas = Mapping[str, Mapping[str, Any]]
@@ -213,15 +214,23 @@ _Schemas = Mapping[str, Mapping[str, Any]]
 _RESCAN = 256
 
 
-def _read_value(text: str, schema: Any) -> Any:
-    """Return an argument's value: its text where the schema takes texts, else as JSON, or as text where it is none."""
+def _write_value(text: str, schema: Any) -> str:
+    """Return an argument's value as JSON text: its text where the schema takes texts, else the JSON that it is, to the
+    letter, or its text where it is none."""
     types = _list_types(schema)
-    if "string" in types and not (text == "null" and "null" in types):
-        return text
-    try:
-        return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return {"True": True, "False": False, "None": None}.get(text.strip(), text)
+    if "string" not in types or (text == "null" and "null" in types):
+        try:
+            json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse_constant)
+            return text.strip()
+        except (ValueError, RecursionError):
+            pass
+        if (word := {"True": "true", "False": "false", "None": "null"}.get(text.strip())) is not None:
+            return word
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"JSON has no {word}")
 
 
 def _list_types(schema: Any) -> set[str]:
