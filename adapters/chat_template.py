@@ -113,9 +113,9 @@ class ChatTemplate:
             "tools": None if tools is None else [dict(tool) for tool in tools],
             **self._tokens,
         }
-        told = translate_effort(self.source, dict(keywords or {}), harmony=self.output_form == "harmony")
+        words = translate_effort(self.source, dict(keywords or {}), harmony=self.output_form == "harmony")
         try:
-            return self._compiled.render({"documents": None, **told, **own})
+            return self._compiled.render({"documents": None, **words, **own})
         except _Raised as refusal:
             raise TemplateError(str(refusal)) from None
         except Exception as error:  # the template is a program from outside: it can fail in every way

@@ -46,12 +46,12 @@ def mentions_tools(template: str) -> bool:
 def translate_effort(template: str, keywords: dict[str, object], *, harmony: bool) -> dict[str, object]:
     """Return keywords of a template in its own words. An effort is a level where the template has levels, and turns
     thinking on or off where it has a switch. What the keywords say themselves is kept."""
-    told = dict(keywords)
-    effort = told.get("reasoning_effort")
+    words = dict(keywords)
+    effort = words.get("reasoning_effort")
     if harmony and isinstance(effort, str) and _EFFORT.search(template):
-        told["reasoning_effort"] = _LEVELS.get(effort, effort)
+        words["reasoning_effort"] = _LEVELS.get(effort, effort)
     if isinstance(effort, str) and (_SWITCH.search(template) or _OTHER_SWITCH.search(template)):
-        told.setdefault("enable_thinking", effort != "none")
-    if "enable_thinking" in told and not _SWITCH.search(template) and _OTHER_SWITCH.search(template):
-        told.setdefault("thinking", told["enable_thinking"])
-    return told
+        words.setdefault("enable_thinking", effort != "none")
+    if "enable_thinking" in words and not _SWITCH.search(template) and _OTHER_SWITCH.search(template):
+        words.setdefault("thinking", words["enable_thinking"])
+    return words

@@ -80,7 +80,7 @@ THINKING = [recorded for recorded in RECORDED if recorded.thought and recorded.c
 async def test_the_other_routes_have_the_same_in_their_own_items(recorded: Recorded):
     tokenizer = build_form_tokenizer(recorded.form)
     control = answer_with(tokenizer.encode(recorded.output, special=True))
-    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
     keywords = ask_for(recorded)["extra_body"]
     async with serving(app_over(control, tokenizer=tokenizer)) as url:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
@@ -92,7 +92,7 @@ async def test_the_other_routes_have_the_same_in_their_own_items(recorded: Recor
                 (await plain.post("/v1/messages", json=body | keywords)).raise_for_status().json()
             )
     names = [name for name, _ in recorded.calls]
-    thoughts = [item.content[0].text for item in response.output if item.type == "reasoning"]
+    thoughts = [part.text for item in response.output if item.type == "reasoning" for part in item.content or []]
     assert ("".join(thoughts), response.output_text) == (recorded.thought, recorded.text)
     assert [item.name for item in response.output if item.type == "function_call"] == names
     blocks = message.content
@@ -182,15 +182,15 @@ async def test_forced_calls_are_written_in_the_model_s_form_and_read_again(form,
 
 async def test_what_a_form_cannot_be_held_to_is_told():
     strict = [{"type": "function", "function": {"name": "search", "parameters": SCHEMAS["search"], "strict": True}}]
-    told = {}
+    warnings = {}
     for form in FORMS:
         control = answer_with(list(b"ok"))
         async with client_of(app_over(control, tokenizer=build_form_tokenizer(form))) as client:
             answer = await client.chat.completions.create(**CHAT | {"tools": strict})
-        told[form] = getattr(answer, "warnings", [])
-        assert bool(told[form]) == (control.submits[0].grammar is None)
-    assert {form for form, warnings in told.items() if warnings} == {"llama3_json", "llama_pythonic", "harmony"}
-    assert "tool 'search': 'strict' is not kept" in told["harmony"][0]
+        warnings[form] = getattr(answer, "warnings", [])
+        assert bool(warnings[form]) == (control.submits[0].grammar is None)
+    assert {form for form, texts in warnings.items() if texts} == {"llama3_json", "llama_pythonic", "harmony"}
+    assert "tool 'search': 'strict' is not kept" in warnings["harmony"][0]
 
 
 EFFORTS = [

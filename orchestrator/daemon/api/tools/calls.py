@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.daemon.api.tools.syntaxes import (
     HERMES,
@@ -57,51 +57,26 @@ class CallArguments:
 Part = Text | Thought | CallBegins | CallArguments
 
 
-class OutputParser(Protocol):
-    """Splits an answer into text, thoughts and calls, as it comes. `calls`: that have begun; `unfinished`: the answer
-    was ended within one. `over`: nothing more is looked for. `pending`: characters that are held back."""
-
-    calls: int
-    unfinished: bool
-
-    @property
-    def over(self) -> bool: ...
-
-    @property
-    def pending(self) -> int: ...
-
-    def push(self, text: str) -> list[Part]: ...
-
-    def finish(self, *, cut: bool = False) -> list[Part]: ...
+ParserStep = Callable[[bool], Iterator[Part]]
+"""Reads what is held, in one state of a parser; True at the end of the answer."""
 
 
-class ToolCallParser:
-    """Splits an answer into text and calls. White space around calls is dropped; what looks like a call and is none
-    (no object of arguments, a name that was not offered) stays text, to the letter.
+class OutputParser:
+    """Splits an answer into text, thoughts and calls, as it comes, by steps: each reads on until another one is due. A
+    step looks at what came alone, never at where that was cut.
 
-    `syntax`: how calls are written. `forced`: there is nothing but calls, so nothing is text. `single`: what stands
-    behind the first call is dropped. `unfinished`: the answer was ended within a call.
+    `forced`: there is nothing but calls, so nothing is text. `single`: what stands behind the first call is dropped.
+    `calls`: that have begun; `unfinished`: the answer was ended within one.
     """
 
-    def __init__(
-        self, names: Collection[str], syntax: CallSyntax = HERMES, *, forced: bool = False, single: bool = False
-    ) -> None:
+    def __init__(self, names: Collection[str], first: ParserStep, *, forced: bool, single: bool) -> None:
         self._names = frozenset(names)
-        self._syntax = syntax
+        self._step = first
         self._forced = forced
         self._single = single
         self._cut = False
         self._held = ""
         self._at = 0  # the place of `held` in the answer
-        self._gap = ""  # white space in front of a call that is not certain yet
-        self._opener = ""  # what may have begun the call; `held` begins with it
-        self._leading = True  # only white space came so far
-        self._closers = syntax.closers
-        self._step = self._in_text
-        self._reader: CallReader = syntax.reader()
-        self._nesting = 0  # brackets that the arguments stand in
-        self._depth = JsonDepth()
-        self._behind_call = False
         self.calls = 0
         self.ended = 0
         self.unfinished = False
@@ -114,20 +89,20 @@ class ToolCallParser:
     @property
     def pending(self) -> int:
         """How many characters are held back: it is not certain yet what they are."""
-        return len(self._gap) + len(self._held)
+        return len(self._held)
 
     def push(self, text: str) -> list[Part]:
         """Return what this text makes certain."""
         self._held += text
-        return join_pieces(self._steps(last=False))
+        return join_pieces(self._run_steps(last=False))
 
     def finish(self, *, cut: bool = False) -> list[Part]:
         """Return what is left at the end of the answer. Arguments that were cut off stay cut off. `cut`: the answer was
         ended within its text, so a call that had begun is left out instead of given back."""
         self._cut = cut
-        return join_pieces(self._steps(last=True))
+        return join_pieces(self._run_steps(last=True))
 
-    def _steps(self, *, last: bool) -> Iterator[Part]:
+    def _run_steps(self, *, last: bool) -> Iterator[Part]:
         """Run steps until one needs more text."""
         while True:
             step = self._step
@@ -140,6 +115,34 @@ class ToolCallParser:
         taken, self._held = self._held[:size], self._held[size:]
         self._at += size
         return taken
+
+    def _drop_rest(self, last: bool) -> Iterator[Part]:
+        """Drop what stands behind the only call."""
+        yield from ()
+        self._take(len(self._held))
+
+
+class ToolCallParser(OutputParser):
+    """Splits an answer into text and calls. White space around calls is dropped; what looks like a call and is none
+    (no object of arguments, a name that was not offered) stays text, to the letter. `syntax`: how calls are written."""
+
+    def __init__(
+        self, names: Collection[str], syntax: CallSyntax = HERMES, *, forced: bool = False, single: bool = False
+    ) -> None:
+        super().__init__(names, self._in_text, forced=forced, single=single)
+        self._syntax = syntax
+        self._gap = ""  # white space in front of a call that is not certain yet
+        self._opener = ""  # what may have begun the call; `held` begins with it
+        self._leading = True  # only white space came so far
+        self._closers = syntax.closers
+        self._reader: CallReader = syntax.reader()
+        self._nesting = 0  # brackets that the arguments stand in
+        self._depth = JsonDepth()
+        self._behind_call = False
+
+    @property
+    def pending(self) -> int:
+        return len(self._gap) + len(self._held)
 
     def _in_text(self, last: bool) -> Iterator[Part]:
         if self._leading and self._syntax.leading:
@@ -231,12 +234,7 @@ class ToolCallParser:
         self._behind_call = True
         self._gap = ""
         self._closers = self._syntax.closers
-        self._step = self._behind_all if self._single else self._before_close
-
-    def _behind_all(self, last: bool) -> Iterator[Part]:
-        """Drop what stands behind the only call."""
-        yield from ()
-        self._take(len(self._held))
+        self._step = self._drop_rest if self._single else self._before_close
 
     def _before_close(self, last: bool) -> Iterator[Part]:
         """Skip what closes a call, which models forget; what the end of the answer left of it, too."""

@@ -191,9 +191,9 @@ class GrammarText:
                 yield f"arguments_{index}: %json {json.dumps(schema | {'x-guidance': _STYLE})}"
             else:
                 own = self._schemas.get(name, tool.function.schema_of_arguments)
-                yield from self._tagged(index, own, self._writer.tags)
+                yield from self._write_tags(index, own, self._writer.tags)
 
-    def _tagged(self, index: int, schema: Schema, tags: Tags) -> Iterator[str]:
+    def _write_tags(self, index: int, schema: Schema, tags: Tags) -> Iterator[str]:
         required, names = schema.get("required", []), []
         for number, (key, value) in enumerate(schema.get("properties", {}).items()):
             rule = f"value_{index}_{number}"

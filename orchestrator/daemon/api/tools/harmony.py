@@ -13,10 +13,10 @@ from typing import Final
 from orchestrator.daemon.api.tools.calls import (
     CallArguments,
     CallBegins,
+    OutputParser,
     Part,
     Text,
     Thought,
-    join_pieces,
     measure_begun,
 )
 from orchestrator.daemon.api.tools.syntaxes import JsonDepth
@@ -34,58 +34,16 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTIONS = "functions."
 
 
-class HarmonyParser:
-    """Splits an answer that goes on behind `<|start|>assistant`. See ToolCallParser, whose interface it has: a call
-    to a function that was not offered, or without an object of arguments, stays text, with its header."""
+class HarmonyParser(OutputParser):
+    """Splits an answer that goes on behind `<|start|>assistant`. A call to a function that was not offered, or without
+    an object of arguments, stays text, with its header."""
 
     def __init__(self, names: Collection[str], *, forced: bool = False, single: bool = False) -> None:
-        self._names = frozenset(names)
-        self._forced = forced
-        self._single = single
-        self._cut = False
-        self._held = ""
-        self._at = 0  # the place of `held` in the answer
+        super().__init__(names, self._in_header, forced=forced, single=single)
         self._header = 0  # characters of the header in front of a call that is not certain yet; they are held
         self._name = ""
         self._kind: type[Text] | type[Thought] = Text
         self._depth = JsonDepth()
-        self._step = self._in_header
-        self.calls = 0
-        self.ended = 0
-        self.unfinished = False
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more is looked for."""
-        return self._single and self.ended > 0
-
-    @property
-    def pending(self) -> int:
-        """How many characters are held back."""
-        return len(self._held)
-
-    def push(self, text: str) -> list[Part]:
-        """Return what this text makes certain."""
-        self._held += text
-        return join_pieces(self._steps(last=False))
-
-    def finish(self, *, cut: bool = False) -> list[Part]:
-        """Return what is left at the end of the answer; see ToolCallParser.finish."""
-        self._cut = cut
-        return join_pieces(self._steps(last=True))
-
-    def _steps(self, *, last: bool) -> Iterator[Part]:
-        """Run steps until one needs more text."""
-        while True:
-            step = self._step
-            yield from step(last)
-            if self._step == step:
-                return
-
-    def _take(self, size: int) -> str:
-        taken, self._held = self._held[:size], self._held[size:]
-        self._at += size
-        return taken
 
     def _give(self, size: int) -> Iterator[Part]:
         """Give out so many characters, as what the message is."""
@@ -95,9 +53,9 @@ class HarmonyParser:
 
     def _in_header(self, last: bool) -> Iterator[Part]:
         """Before a message's text. Without a header it is text."""
-        begun = self._held.lstrip(" ")
+        beginning = self._held.lstrip(" ")
         place = self._held.find(MESSAGE)
-        is_header = any(begun.startswith(opening) or opening.startswith(begun) for opening in _OPENINGS)
+        is_header = any(beginning.startswith(opening) or opening.startswith(beginning) for opening in _OPENINGS)
         if not is_header or (place if place >= 0 else len(self._held)) > _MOST_HEADER:
             self._kind, self._step = Text, self._in_body
         elif place >= 0:
@@ -151,12 +109,7 @@ class HarmonyParser:
 
     def _end_call(self) -> None:
         self.ended += 1
-        self._step = self._behind_all if self._single else self._behind_arguments
-
-    def _behind_all(self, last: bool) -> Iterator[Part]:
-        """Drop what stands behind the only call."""
-        yield from ()
-        self._take(len(self._held))
+        self._step = self._drop_rest if self._single else self._behind_arguments
 
     def _behind_arguments(self, last: bool) -> Iterator[Part]:
         """Drop what else stands in a call's message."""

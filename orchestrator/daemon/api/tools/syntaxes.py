@@ -142,11 +142,11 @@ class _Shape:
         for unit in reversed(units):
             nested = f"(?:{_unname(unit)}{nested})?"
         self.whole = re.compile("".join(units))
-        self._begun = re.compile(nested)
+        self._beginning = re.compile(nested)
 
     def begins(self, text: str) -> bool:
         """Whether more text could make it match."""
-        return self._begun.fullmatch(text) is not None
+        return self._beginning.fullmatch(text) is not None
 
 
 def _unname(unit: str) -> str:
