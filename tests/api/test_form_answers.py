@@ -17,7 +17,7 @@ from adapters.output_form import FORMS
 from adapters.tokenizer import Tokenizer
 from orchestrator.protocol.commands import Grammar
 from tests.api.form_tokenizers import SHOWN, build_form_tokenizer
-from tests.api.recorded_outputs import CALL_BEGIN, RECORDED, SCHEMAS, Recorded
+from tests.api.recorded_outputs import CALL_BEGIN, CALLS_BEGIN, RECORDED, SCHEMAS, SEP, Recorded
 from tests.api.support import EOS, READY, TOKENIZER, ScriptedControl, app_over, client_of, serving
 from tests.support.ready import change_ready
 
@@ -178,6 +178,38 @@ async def test_forced_calls_are_written_in_the_model_s_form_and_read_again(form,
     opening = SHOWN[form].partition("{")[0] if form != "llama_pythonic" else "<tool_call>"
     start = {"llama3_json": '{"name"', "deepseek": CALL_BEGIN, "harmony": "<|channel|>commentary to=functions."}
     assert start.get(form, opening.split("<function")[0]) in written
+
+
+@pytest.mark.parametrize("form", ["hermes", "mistral", "deepseek", "qwen3_coder", "glm"])
+async def test_a_strict_tool_binds_what_begins_as_a_call_in_the_form(form):
+    """The recorded answer is one that the grammar allows; a call of a tool that was not offered is none."""
+    days: Any = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+    strict: Any = {"name": "get_weather", "strict": True, "parameters": days | {"additionalProperties": False}}
+    tools = [{"type": "function", "function": strict}, *TOOLS[1:]]
+    tokenizer = build_form_tokenizer(form, more="{# ```json #}")
+    control = answer_with(list(b"ok"))
+    async with client_of(app_over(control, tokenizer=tokenizer)) as client:
+        await client.chat.completions.create(**CHAT | {"tools": tools})
+    grammar = control.submits[0].grammar
+    assert grammar is not None
+    progress = GrammarCompiler(lambda: tokenizer, tokenizer.vocabulary_size).start(grammar)
+    for text, allowed in STRICT[form].items():
+        tokens = tokenizer.encode(text, special=True)
+        assert (progress.fitting(tokens) == len(tokens)) == allowed, text
+
+
+STRICT = {
+    "hermes": {'Hm <b>. <tool_call>\n{"name": "get_weather", "arguments": {"days": 2}}\n</tool_call> so': True,
+               '<tool_call>\n{"name": "get_weather", "arguments": {"days": "': False},
+    "mistral": {'Hm.[TOOL_CALLS]get_weather[ARGS]{"days": 2}[TOOL_CALLS]now[ARGS]{} so': True,
+                "[TOOL_CALLS]get_weather[ARGS]{\"days\": \"": False},
+    "deepseek": {f"Hm.{CALLS_BEGIN}{CALL_BEGIN}function{SEP}get_weather\n```json\n{{\"days\": 2}}\n```": True,
+                 f"{CALLS_BEGIN}{CALL_BEGIN}function{SEP}fly": False},
+    "qwen3_coder": {"<tool_call>\n<function=get_weather>\n<parameter=city>\nÅ\n</parameter>\n<parameter=days>\n2": True,
+                    "<tool_call>\n<function=get_weather>\n<parameter=days>\n\"": False},
+    "glm": {"Hm.<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Å</arg_value>\n<arg_key>days": True,
+            "<tool_call>get_weather\n<arg_key>town": False},
+}  # fmt: skip
 
 
 async def test_what_a_form_cannot_be_held_to_is_told():

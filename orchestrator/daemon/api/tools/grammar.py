@@ -190,7 +190,7 @@ class GrammarText:
             if self._writer.tags is None:
                 yield f"arguments_{index}: %json {json.dumps(schema | {'x-guidance': _STYLE})}"
             else:
-                own = self._schemas.get(name, tool.function.schema_of_arguments)
+                own = self._schemas.get(name) or _keep_types(tool.function.schema_of_arguments)
                 yield from self._write_tags(index, own, self._writer.tags)
 
     def _write_tags(self, index: int, schema: Schema, tags: Tags) -> Iterator[str]:
@@ -224,6 +224,12 @@ class GrammarText:
             for part in parts
             if part
         )
+
+
+def _keep_types(schema: Schema) -> Schema:
+    """Return the schema of a tool whose arguments are not bound: what may be there, and of which type."""
+    properties = schema.get("properties", {})
+    return {"properties": {key: {"type": value["type"]} for key, value in properties.items()}}
 
 
 def _list_marks(writer: CallWriter) -> list[str]:
