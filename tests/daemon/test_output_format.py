@@ -20,8 +20,8 @@ def test_the_form_is_that_of_the_target_s_tokenizer(tmp_path: Path) -> None:
     form = load_config(tmp_path / "cluster.yaml").model.output_format
     sandbox = Sandbox()
     try:
-        for configured, shown in ((form, "glm"), ("auto", None)):
-            tokenizers = TargetTokenizers(tmp_path, tmp_path, sandbox, lambda progress: None, configured)
+        for more, shown in (([form], "glm"), ([], None)):
+            tokenizers = TargetTokenizers(tmp_path, tmp_path, sandbox, lambda progress: None, *more)
             assert asyncio.run(tokenizers.load("simulated:toy", None)).output_form == shown
     finally:
         sandbox.close()
