@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +26,7 @@ FIRST_READ_BYTES = 16 * MIB
 LARGEST_HEAD_BYTES = 256 * MIB  # a 262k-token vocabulary takes 12 MiB: more than this is a damaged length
 MOST_DIMENSIONS = 4  # GGML's
 
+_PREAMBLE = struct.Struct("<4sIQQ")  # the mark, the version, and how many tensors and pairs there are
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _FLOAT, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9  # GGUF's numbers of kinds of values
@@ -204,6 +205,17 @@ def _build_refusal(path: Path, reason: str) -> ModelRefused:
     return ModelRefused(f"{path.name}: {reason}. Fetch the file again, or choose another one.")
 
 
+def list_pairs(header: GgufHeader) -> Iterator[tuple[str, bytes]]:
+    """Yield each key of a file's metadata with all bytes of its pair: key, type and value."""
+    cursor = _Cursor(header.raw)
+    cursor.skip(_PREAMBLE.size)
+    for _ in range(len(header.metadata)):
+        begin = cursor.at
+        key = cursor.text()
+        _read_value(cursor, key)
+        yield key, header.raw[begin : cursor.at]
+
+
 class _Cursor:
     """Reads on through the bytes at hand. Every method raises _Short at their end."""
 
@@ -261,7 +273,7 @@ class _Cursor:
 def _parse(path: Path, raw: bytes, file_bytes: int) -> GgufHeader:
     tensor_count, pair_count = _parse_preamble(raw)
     cursor = _Cursor(raw)
-    cursor.skip(24)
+    cursor.skip(_PREAMBLE.size)
     metadata = _parse_metadata(cursor, pair_count)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT_BYTES)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
@@ -279,9 +291,9 @@ def _parse(path: Path, raw: bytes, file_bytes: int) -> GgufHeader:
 def _parse_preamble(raw: bytes) -> tuple[int, int]:
     if raw[:4] != b"GGUF":
         raise _Damaged("it is not a GGUF file (it does not begin with 'GGUF')")
-    if len(raw) < 24:
+    if len(raw) < _PREAMBLE.size:
         raise _Short
-    version, tensor_count, pair_count = struct.unpack_from("<IQQ", raw, 4)
+    _, version, tensor_count, pair_count = _PREAMBLE.unpack_from(raw)
     if version and version & 0xFFFF == 0:
         raise _Damaged("it is a big-endian GGUF file; only little-endian ones are supported")
     if version not in SUPPORTED_VERSIONS:
@@ -292,18 +304,22 @@ def _parse_preamble(raw: bytes) -> tuple[int, int]:
 def _parse_metadata(cursor: _Cursor, count: int) -> dict[str, Scalar | GgufArray]:
     metadata: dict[str, Scalar | GgufArray] = {}
     for _ in range(count):
-        key, kind = cursor.text(), cursor.number(_U32)
+        key = cursor.text()
         if key in metadata:
             raise _Damaged(f"the metadata key {key!r} appears twice (damaged)")
-        if kind == _STRING:
-            metadata[key] = cursor.text()
-        elif kind == _ARRAY:
-            metadata[key] = cursor.array()
-        elif kind in _SCALARS:
-            metadata[key] = cursor.scalar(_SCALARS[kind])
-        else:
-            raise _Damaged(f"the metadata key {key!r} has the unknown type {kind}")
+        metadata[key] = _read_value(cursor, key)
     return metadata
+
+
+def _read_value(cursor: _Cursor, key: str) -> Scalar | GgufArray:
+    kind = cursor.number(_U32)
+    if kind == _STRING:
+        return cursor.text()
+    if kind == _ARRAY:
+        return cursor.array()
+    if kind in _SCALARS:
+        return cursor.scalar(_SCALARS[kind])
+    raise _Damaged(f"the metadata key {key!r} has the unknown type {kind}")
 
 
 def _parse_tensors(cursor: _Cursor, path: Path, count: int, alignment: int) -> tuple[GgufTensor, ...]:

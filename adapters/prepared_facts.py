@@ -12,7 +12,7 @@ from adapters.decoder.source import fingerprint_of
 from adapters.decoder.spec import Weights
 from device_profiles.workload import ModelSpec
 
-Facts = dict[str, str | int | list[int]]
+Facts = dict[str, str | int | list[int] | dict[str, int]]
 _FILE = "spec.json"
 
 

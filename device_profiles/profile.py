@@ -25,7 +25,11 @@ class Precision(StrEnum):
 FAST: Literal["fast"] = "fast"
 """Weights as the file has them, but 4-bit formats in 4 bits: their offsets are rounded to whole steps."""
 
-WeightsFormat = Precision | Literal["fast"]
+DRAFT: Literal["draft"] = "draft"
+"""Weights of a draft model, on whose values no output depends: in 4 bits, with an output layer of the tokens that are
+said most."""
+
+WeightsFormat = Precision | Literal["fast", "draft"]
 
 
 class Exactness(StrEnum):
@@ -48,7 +52,7 @@ class DeviceProfile:
     that its KV cache can have, and `exact_kv_cache` those of them with which rows are invariant. `memory_costs`: None
     where they were not measured. `layer_costs`: where layers that it has no room for can be in the host's memory, None
     where it holds all of them or nothing. `free_bytes`: of its memory, as its runtime says; None where that does not.
-    `has_fast`: FAST is among the formats of weights.
+    `has_fast`: FAST is among the formats of weights; `has_draft`: DRAFT is, for drafts whose files it can be made of.
     """
 
     adapter: str
@@ -65,6 +69,7 @@ class DeviceProfile:
     free_bytes: int | None = None
     in_host_memory: bool = False
     has_fast: bool = True
+    has_draft: bool = False
 
 
 def find_listed_device(profiles: Sequence[DeviceProfile], device: str) -> DeviceProfile | None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
+from adapters.decoder.draft_outputs import describe_copy
 from adapters.decoder.finite import demand_finite_tensor
 from adapters.decoder.gguf_blocks import (
     KEPT,
@@ -26,8 +27,10 @@ from adapters.decoder.gguf_blocks import (
     is_dense,
     label_of,
     matrix,
+    matrix_in_4_bits,
     matrix_in_8_bits,
     matrix_with_whole_zeros,
+    type_name,
     vector,
 )
 from adapters.decoder.gguf_spec import ROPE_FACTORS, read_gguf_spec, tensor_name
@@ -39,11 +42,12 @@ from adapters.gguf_splits import read_model_header
 _INTERLEAVED = ("query", "key", "query_bias", "key_bias")
 
 
-Values = Literal["kept", "whole zeros", "8 bits", "exact"]
+Values = Literal["kept", "whole zeros", "8 bits", "4 bits", "exact"]
 _READERS = {
     "kept": matrix,
     "whole zeros": matrix_with_whole_zeros,
     "8 bits": matrix_in_8_bits,
+    "4 bits": matrix_in_4_bits,
     "exact": exact_matrix,
 }
 
@@ -53,7 +57,7 @@ class GgufWeights:
     asked for.
 
     `values`: "kept" as the file has them, 4-bit formats in 4 bits with "whole zeros", all quantised matrices in
-    "8 bits", or all "exact", in full.
+    "8 bits", all matrices in "4 bits", or all "exact", in full.
     """
 
     def __init__(self, path: Path, values: Values = "kept", on_read: OnRead = ignore_read) -> None:
@@ -69,6 +73,8 @@ class GgufWeights:
         self.spec = self._with_rope_factors(read_gguf_spec(self._header))
         self.stored = find_largest_kind(self._header)
         self.label = label_of(self.stored, self._list_rounded_kinds() if values == "whole zeros" else ())
+        if values == "4 bits":
+            self.label = describe_copy(type_name(self.stored))
         self.output_ids: tuple[int, ...] = ()
 
     def tensor(self, name: str) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
+from adapters.decoder.draft_outputs import FOUR_BITS
 from adapters.decoder.eight_bits import eight_bits
 from adapters.decoder.finite import demand_finite
 from adapters.decoder.lattice import GROUP_SIZE, in_8_bits, with_whole_zeros
@@ -51,6 +52,17 @@ def matrix_in_8_bits(kind: int, raw: Raw, rows: int) -> Tensor:
     return tensor if isinstance(tensor, Dense) else eight_bits(tensor)
 
 
+def matrix_in_4_bits(kind: int, raw: Raw, rows: int) -> Tensor:
+    """Return what `matrix` does, but in 4 bits, whatever that costs: formats that are not of 4 bits are rounded to
+    Q4_0. Rows that do not divide into its groups stay."""
+    if kind in ROUNDED or kind == FOUR_BITS:
+        return matrix_with_whole_zeros(kind, raw, rows)
+    values = exact_matrix(kind, raw, rows).float32()
+    if values.shape[1] % GROUP_SIZE:
+        return matrix(kind, raw, rows)
+    return _q4_0(quantise_rows(demand_finite(values), FOUR_BITS))
+
+
 def matrix_with_whole_zeros(kind: int, raw: Raw, rows: int) -> Tensor:
     """Return what `matrix` does, but with 4-bit formats in 4 bits, their offsets rounded to whole steps."""
     if kind == _Q4_1:
@@ -65,6 +77,21 @@ def exact_matrix(kind: int, raw: Raw, rows: int) -> Dense:
     if kind in _DENSE:
         return Dense(_DENSE[kind](raw).reshape(rows, -1), bfloat16=kind == _BF16)
     return Dense(_dequantise(kind, raw).reshape(rows, -1))
+
+
+def dequantise_rows(kind: int, raw: Raw) -> NDArray[np.float32]:
+    """Return rows of values in float32; `raw` holds their bytes, shape (rows, bytes of a row)."""
+    return exact_matrix(kind, np.ascontiguousarray(raw).reshape(-1), len(raw)).float32()
+
+
+def quantise_rows(values: NDArray[np.float32], kind: int) -> Raw:
+    """Return the bytes of rows of values in a quantised GGUF type, shape (rows, bytes of a row), as llama.cpp's
+    quantiser gives them."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    packed: Raw = quantize(values, GGMLQuantizationType(kind))
+    return packed
 
 
 def is_dense(kind: int) -> bool:
@@ -168,4 +195,4 @@ _DENSE = {
     1: lambda raw: raw.view("<f2"),
     _BF16: lambda raw: raw.view("<u2"),
 }
-_GROUPED = {2: _q4_0, 8: _q8_0}
+_GROUPED = {FOUR_BITS: _q4_0, 8: _q8_0}

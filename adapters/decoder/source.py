@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from adapters import hf_directory
+from adapters.contract import ModelRefused
 from adapters.decoder import from_gguf
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.from_safetensors import round_to_bfloat16
@@ -15,7 +16,7 @@ from adapters.gguf_splits import read_model_header
 from adapters.hf_directory import open_weights, read_declared_fingerprint
 from adapters.tokenizer_gguf import token_texts
 from adapters.tokenizer_hf import vocabulary_texts
-from device_profiles.profile import FAST, Precision, WeightsFormat
+from device_profiles.profile import DRAFT, FAST, Precision, WeightsFormat
 from device_profiles.workload import vocabulary_fingerprint
 
 _FLOATS = {Precision.FP32: "f4", Precision.FP16: "f2"}
@@ -25,18 +26,22 @@ def open_source(source: Path, precision: WeightsFormat | None = None, on_read: O
     """Open a GGUF file (of a split model the first) or a Hugging Face directory, with its own matrices or with matrices
     in another format. `on_read` hears of what is read of it.
 
-    FAST is the file's own with whole zeros. Where `precision` is of 4 or 8 bits, matrices that the file holds in full
-    come in full: to quantise them is a library's work. Those that it holds quantised come in groups, the nearest to the
-    file's exact values. With INT4 4-bit formats come in 4 bits with whole zeros. With INT8 all come in 8 bits. Raises
-    ModelRefused when the source is damaged or not supported.
+    FAST is the file's own with whole zeros, DRAFT has all matrices in 4 bits. Where `precision` is of 4 or 8 bits,
+    matrices that the file holds in full come in full: to quantise them is a library's work. Those that it holds
+    quantised come in groups, the nearest to the file's exact values. With INT4 4-bit formats come in 4 bits with whole
+    zeros. With INT8 all come in 8 bits. Raises ModelRefused when the source is damaged or not supported.
     """
     if source.is_dir():
+        if precision == DRAFT:
+            raise ModelRefused(f"{source.name}: weights in {DRAFT} are made of GGUF files alone. Leave them at auto.")
         weights = open_weights(source, on_read=on_read)
         return weights if precision in (None, FAST) else _Converted(weights, Precision(precision), weights.label)
     if precision is None:
         return GgufWeights(source, on_read=on_read)
     if precision == FAST:
         return GgufWeights(source, "whole zeros", on_read)
+    if precision == DRAFT:
+        return GgufWeights(source, "4 bits", on_read)
     gguf = GgufWeights(source, "8 bits" if precision is Precision.INT8 else "exact", on_read)
     kept = GgufWeights(source, "whole zeros", on_read) if precision is Precision.INT4 else None
     return _Converted(gguf, Precision(precision), type_name(gguf.stored), kept)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ from adapters.contract import (
     Progress,
     Unsupported,
 )
+from adapters.decoder.draft_outputs import TABLE, choose_outputs, describe_copy
+from adapters.decoder.gguf_blocks import can_read
 from adapters.decoder.gguf_keys import read_count
 from adapters.decoder.limits import refuse_directory
 from adapters.decoder.source import fingerprint_of
@@ -37,6 +40,7 @@ from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import find_files, list_names, read_model_header
 from adapters.hardware import cores
 from adapters.llama_cpp.contexts import GROWTH, MOST_ROWS, STEP_CELLS, OpenModel
+from adapters.llama_cpp.draft_file import EmbeddingTable, write_draft_file, write_embedding
 from adapters.llama_cpp.fork_faults import find_fault
 from adapters.llama_cpp.library import choose_library, choose_library_for
 from adapters.llama_cpp.model import LlamaModel
@@ -45,7 +49,7 @@ from adapters.llama_cpp.recurrent import RecurrentModel
 from adapters.prepared_facts import Facts, model_spec, read_facts, write_facts
 from device_profiles.device_names import is_processor
 from device_profiles.memory import LayerCosts, MemoryCosts
-from device_profiles.profile import DeviceProfile, WeightsFormat
+from device_profiles.profile import DRAFT, DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
 
 _TELL_EVERY_S = 0.25  # until progress is told again. Not tuned.
@@ -73,6 +77,9 @@ LAYER_COSTS: Final = LayerCosts(
     hidden_floats=_COSTS.hidden_floats,
 )
 """By what the library says of its buffers. Its driver's own part is what a plan leaves free."""
+_FED_ROWS: Final = ("llama", "qwen2", "qwen3")
+"""Architectures whose layers are given the embedding's rows as they are. Others scale them where tokens are given, and
+may not where rows are."""
 _KINDS: Final = {"discrete": "", "integrated": ", integrated", "software": ", in software"}
 
 
@@ -170,6 +177,7 @@ class LlamaCppAdapter:
             exact_kv_cache=(Precision.FP16,),
             memory_costs=_COSTS,
             has_fast=False,
+            has_draft=True,
         )
         return [processor, *(self._describe(device, library.name) for device in library.list_devices())]
 
@@ -187,6 +195,7 @@ class LlamaCppAdapter:
             kv_cache=(Precision.FP16,),
             exact_kv_cache=(Precision.FP16,),
             has_fast=False,
+            has_draft=True,
         )
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
@@ -212,14 +221,18 @@ class LlamaCppAdapter:
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the format of the facts, faults among them. What is linked are the files, whatever the library is."""
         _refuse_weights(weights)
-        return "the files themselves, 4"
+        return "the files themselves, 4" if weights is None else f"a draft's own file, 1; gguf {version('gguf')}"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
-        """Write down a model's facts, and where its files are. Raises ModelRefused, Unsupported for other weights."""
+        """Write down a model's facts, and where its files are; or a draft's own file. Raises ModelRefused, Unsupported
+        for other weights."""
         _refuse_weights(weights)
         if source.is_dir():
             refuse_directory(self.name, source.name)
         header = read_model_header(source)
+        if weights == DRAFT:
+            _prepare_draft(header, target, progress)
+            return
         write_facts(target, _find_facts(header))
         files = find_files(header)
         for name, file in zip(list_names(_FIRST_FILE.format(count=len(files))), files, strict=True):
@@ -257,7 +270,7 @@ class LlamaCppAdapter:
         if not model:
             raise _explain(library, facts["name"])
         try:
-            loaded = self._open(library, model, facts, options, chosen)
+            loaded = self._open(library, model, prepared, options, chosen)
         except BaseException:
             library.close_model(model)
             raise
@@ -278,22 +291,24 @@ class LlamaCppAdapter:
         return wanted.read(tell)
 
     def _open(
-        self, library: NativeLibrary, model: int, facts: Mapping[str, Any], options: LoadOptions, chosen: NumericalClass
+        self, library: NativeLibrary, model: int, prepared: Path, options: LoadOptions, chosen: NumericalClass
     ) -> LlamaModel | RecurrentModel:
+        facts = read_facts(prepared)
         if kind := library.find_other_kind(model):
             raise ModelRefused(f"{facts['name']}: it {kind}, and this adapter serves decoders alone")
         layers, vocabulary = library.describe_model(model)
-        if vocabulary != facts["vocabulary_size"]:
+        spec = model_spec({**facts, "layers": layers}, 0)
+        if vocabulary != spec.outputs:
             raise ModelRefused(
-                f"{facts['name']}: its head names {facts['vocabulary_size']} tokens, and {library.name} finds "
+                f"{facts['name']}: its head names {spec.outputs} tokens, and {library.name} finds "
                 f"{vocabulary}. Convert the model again."
             )
         if library.is_recurrent(model) == facts["rewinds"]:
             announced, actual = ("a KV cache alone", "a recurrent state")[:: 1 if facts["rewinds"] else -1]
             raise ModelRefused(f"{facts['name']}: its head tells of {announced}, and {library.name} finds {actual}")
         kind_of_model = LlamaModel if facts["rewinds"] else RecurrentModel
-        opened = OpenModel(library, model, options.device, options.threads or cores())
-        spec = model_spec({**facts, "layers": layers}, 0)
+        embedding = EmbeddingTable(prepared, spec.output_ids, **facts["embedding"]) if spec.output_ids else None
+        opened = OpenModel(library, model, options.device, options.threads or cores(), embedding)
         loaded = kind_of_model(opened, spec, options, chosen, weights=str(facts["weights"]))
         if library is not self._find_library():
             loaded.capabilities = replace(loaded.capabilities, device_name=_name_processor(library))
@@ -312,7 +327,7 @@ def _check_formats(options: LoadOptions) -> None:
 
 
 def _refuse_weights(weights: WeightsFormat | None) -> None:
-    if weights is not None:
+    if weights not in (None, DRAFT):
         raise Unsupported(
             f"weights in {weights}: llama.cpp runs a file's own; leave weights at auto, or take a file that has them"
         )
@@ -327,6 +342,19 @@ def _count_from_end(device_layers: int, draft_layers: int) -> int:
 def _find_first_file(prepared: Path) -> Path:
     (file,) = prepared.glob(_FIRST_FILE.replace("{count:05d}", "*"))
     return file
+
+
+def _prepare_draft(header: GgufHeader, target: Path, progress: Progress) -> None:
+    """Write a draft's own file, the embedding beside it where its output layer has fewer tokens, and the facts."""
+    facts = _find_facts(header)
+    table = next(tensor for tensor in header.tensors if tensor.name == TABLE)
+    is_fed = facts["architecture"] in _FED_ROWS and can_read(table.kind, 2)
+    outputs = choose_outputs(header) if is_fed else ()
+    write_draft_file(header, target / _FIRST_FILE.format(count=1), outputs, progress)
+    facts["weights"] = describe_copy(str(facts["weights"]), len(outputs), read_gguf_facts(header).vocabulary_size)
+    if outputs:
+        facts |= {"output_ids": list(outputs), "embedding": write_embedding(header, target)}
+    write_facts(target, facts)
 
 
 def _find_facts(header: GgufHeader) -> Facts:

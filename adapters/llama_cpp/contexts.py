@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from adapters.contract import DeviceLost, ForwardResult, NumericalClass, OutOfMemory, Segment
 from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
+from adapters.llama_cpp.draft_file import EmbeddingTable
 from adapters.llama_cpp.native import NativeLibrary
 from adapters.pooled import PooledSlots, cut_segment, take_piece
 from device_profiles.device_names import is_processor
@@ -41,13 +42,37 @@ to open one takes 29 ms."""
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """Room for the tokens of a forward, and for rows of the embedding where the loaded model does not have all."""
+
+    tokens: Any
+    rows: Any
+
+
+@dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model that a library has loaded: its handle, and where and by how many threads it runs."""
+    """A model that a library has loaded: its handle, and where and by how many threads it runs. `embedding`: of all
+    tokens, where the loaded model has some."""
 
     library: NativeLibrary
     handle: int
     device: str
     threads: int
+    embedding: EmbeddingTable | None = None
+
+    @property
+    def spare_cells(self) -> int:
+        """How many positions behind its own a forward may need."""
+        return self.library.least_fed_rows - 1 if self.embedding is not None else 0
+
+    def new_batch(self, rows: int) -> Batch:
+        """Return room for `decode`, which `free_batch` frees."""
+        width = 0 if self.embedding is None else self.embedding.width
+        return Batch(self.library.new_batch(rows), self.library.new_batch(rows, width) if width else None)
+
+    def free_batch(self, batch: Batch) -> None:
+        for room in filter(None, (batch.tokens, batch.rows)):
+            self.library.free_batch(room)
 
     def open_context(self, cells: int, give_up: Callable[[], None] | None = None) -> int:
         """Open a context of so many positions; `give_up` as in NativeLibrary. Raises OutOfMemory, also where other
@@ -62,12 +87,27 @@ class OpenModel:
             raise OutOfMemory(text, can_go_on=True)
         return context
 
-    def decode(self, context: int, batch: Any, tokens: Sequence[int], start: int, wanted: range) -> None:
+    def decode(self, context: int, batch: Batch, tokens: Sequence[int], start: int, wanted: range) -> None:
         """Run tokens in a context, as NativeLibrary.decode does. Raises DeviceLost and its kinds."""
-        code = self.library.decode(context, batch, tokens, start, wanted)
+        known = tokens if self.embedding is None else self.embedding.find_places(tokens)
+        if known is not None:
+            code = self.library.decode(context, batch.tokens, known, start, wanted)
+        else:
+            code = self._decode_rows(context, batch, tokens, start, wanted)
         if code:
             reason = self.library.last_words or f"llama_decode returned {code}"
             raise classify_failure(RuntimeError(reason), self.library.name, last_line=True)
+
+    def _decode_rows(self, context: int, batch: Batch, tokens: Sequence[int], start: int, wanted: range) -> int:
+        """Run tokens of which the loaded model does not have all."""
+        library, embedding = self.library, self.embedding
+        assert embedding is not None  # noqa: S101 -- a whole model has all tokens
+        missing = library.least_fed_rows - len(tokens)
+        rows = embedding.read([*tokens, *[tokens[0]] * missing])
+        code = library.decode(context, batch.rows, rows, start, wanted)
+        if missing > 0:
+            library.cut(context, start + len(tokens))
+        return code
 
 
 def choose_width(position: int, width: int, border: int) -> int:
@@ -110,7 +150,7 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
         """`outputs`: the width of a row of logits."""
         super().__init__(pool)
         self._library, self._opened, self._model = model.library, model, model.handle
-        self._batch: Any = model.library.new_batch(MOST_ROWS)
+        self._batch = model.new_batch(MOST_ROWS)
         self._sequences: dict[int, HeldSequence[Kept]] = {}
         self._least_outputs = numerical_class.output_rows
         self._width = numerical_class.fixed_width
@@ -148,7 +188,7 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
 
     def _run(self, segment: Segment, logits: NDArray[np.float32]) -> None:
         padded = self._pool.count_padded_rows(segment)
-        sequence = self._prepare(segment.slot, segment.start, segment.start + padded)
+        sequence = self._prepare(segment.slot, segment.start, segment.start + padded + self._opened.spare_cells)
         done = 0
         for piece in self._cut(segment):
             tokens = [*piece.tokens, *[piece.tokens[0]] * (self._count_rows(piece) - len(piece.tokens))]
@@ -234,6 +274,6 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
             self._close(sequence)
         self._sequences.clear()
         if self._model:
-            self._library.free_batch(self._batch)
+            self._opened.free_batch(self._batch)
             self._library.close_model(self._model)
             self._model = 0

@@ -52,6 +52,8 @@ class ForkLibrary(NativeLibrary):
     """See the module. Its matrices are repacked for this processor's kernels; it has no other device."""
 
     has_faults = True
+    least_fed_rows = 2
+    """It reads the token of a forward of one, and there is none (`llama_build_graph`)."""
     most_contexts = 24
     """ggml has room for 64 of its own contexts (GGML_MAX_CONTEXTS), of which each of these takes two and models take
     some. Behind the last the library reads through a null pointer."""

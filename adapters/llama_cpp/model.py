@@ -239,11 +239,11 @@ class LlamaModel(ContextModel[Rows], PooledModel):
 
 
 def _find_format(model: OpenModel) -> CacheFormat:
-    library, batch = model.library, model.library.new_batch(2)
+    library, batch = model.library, model.new_batch(2)
     first = model.open_context(STEP_CELLS)
     try:
         model.decode(first, batch, [0, 0], 0, range(0))
         return library.read_format(first)
     finally:
-        library.free_batch(batch)
+        model.free_batch(batch)
         library.close_context(first)

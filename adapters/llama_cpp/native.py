@@ -86,6 +86,8 @@ class NativeLibrary(ABC):
     """How many contexts a process may have open, 0: any number."""
     splits_single_rows = False
     """Whether attention sums the positions of a single row otherwise than those of several rows, in long contexts."""
+    least_fed_rows = 1
+    """Of a forward that is given rows of an embedding and no tokens."""
     has_faults = False
     """Whether it computes some files otherwise than llama.cpp (fork_faults.py)."""
 
@@ -255,9 +257,9 @@ class NativeLibrary(ABC):
         self._calls["llama_free"](context)
         del self._open[context]
 
-    def new_batch(self, rows: int) -> Any:
-        """Return room for the tokens of a forward, for `decode`."""
-        batch = self._calls["llama_batch_init"](rows, 0, 1)
+    def new_batch(self, rows: int, width: int = 0) -> Any:
+        """Return room for the tokens of a forward, for `decode`; for rows of an embedding where they have a `width`."""
+        batch = self._calls["llama_batch_init"](rows, width, 1)
         for row in range(rows):
             batch.n_seq_id[row] = 1
             batch.seq_id[row][0] = 0
@@ -266,13 +268,19 @@ class NativeLibrary(ABC):
     def free_batch(self, batch: Any) -> None:
         self._calls["llama_batch_free"](batch)
 
-    def decode(self, context: int, batch: Any, tokens: Sequence[int], start: int, wanted: range) -> int:
-        """Run tokens from position `start` on; the logits of the `wanted` rows are kept. Returns 0 where all went
-        well."""
+    def decode(
+        self, context: int, batch: Any, tokens: Sequence[int] | NDArray[np.float32], start: int, wanted: range
+    ) -> int:
+        """Run tokens, or rows of an embedding as wide as the batch's, from position `start` on; the logits of the
+        `wanted` rows are kept. Returns 0 where all went well."""
         self._said.clear()
         batch.n_tokens = len(tokens)
-        for row, token in enumerate(tokens):
-            batch.token[row] = token
+        if isinstance(tokens, np.ndarray):
+            ctypes.memmove(batch.embd, tokens.ctypes.data, tokens.nbytes)
+        else:
+            for row, token in enumerate(tokens):
+                batch.token[row] = token
+        for row in range(len(tokens)):
             batch.pos[row] = start + row
             batch.logits[row] = row in wanted
         return int(self._calls["llama_decode"](context, batch))

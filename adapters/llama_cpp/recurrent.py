@@ -98,7 +98,7 @@ def _divide_memory(options: LoadOptions, context: int, state_bytes: int, positio
 
 def _measure_state(model: OpenModel) -> tuple[int, int]:
     """Return the bytes of a sequence's state, and those that a position adds to it, at least 1: of two short ones."""
-    library, batch, step = model.library, model.library.new_batch(2), 2
+    library, batch, step = model.library, model.new_batch(2), 2
     context = model.open_context(STEP_CELLS)
     try:
         sizes = []
@@ -106,7 +106,7 @@ def _measure_state(model: OpenModel) -> tuple[int, int]:
             model.decode(context, batch, [0] * step, start, range(0))
             sizes.append(len(library.read_sequence(context)))
     finally:
-        library.free_batch(batch)
+        model.free_batch(batch)
         library.close_context(context)
     each = max(0, sizes[1] - sizes[0]) // step
     return max(1, sizes[0] - step * each), max(1, each)

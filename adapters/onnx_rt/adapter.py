@@ -34,7 +34,7 @@ from device_profiles.device_names import CUDA_KIND, is_processor, split_device
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
 from device_profiles.numerical_class import FIXED_WIDTH
-from device_profiles.profile import FAST, DeviceProfile, Exactness, WeightsFormat
+from device_profiles.profile import DRAFT, FAST, DeviceProfile, Exactness, WeightsFormat
 from device_profiles.units import MIB
 
 _OPSET = 17
@@ -160,10 +160,12 @@ class OnnxRuntimeAdapter:
         return [[as_they_come], [NumericalClass(Precision.FP32, Precision.FP32, _GROUP, fixed_width=FIXED_WIDTH)]]
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
-        """Name the graph's format and the library that writes it."""
+        """Name the graph's format and the library that writes it. Raises AdapterUnavailable, Unsupported."""
         libraries = f"{_require_package('onnx')}; {_require_package('gguf')}"
         if weights is None:
             return f"decoder graph, the file's values, int8 activations, 3; {libraries}"
+        if weights == DRAFT:
+            raise Unsupported(f"weights in {DRAFT}: ONNX Runtime has none; leave weights at auto")
         if weights == FAST:
             return f"decoder graph, whole zeros, int8 activations, 1; {libraries}"
         return f"decoder graph, {weights} weights, int8 activations, 2; {libraries}; {_require_package('onnxruntime')}"

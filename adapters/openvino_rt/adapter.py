@@ -133,6 +133,7 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
         kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),
         exact_kv_cache=(Precision.BF16, Precision.FP16),
         memory_costs=_find_cpu_memory() if is_processor(name) else None,
+        has_draft=is_processor(name),
     )
 
 

@@ -21,7 +21,7 @@ from adapters.openvino_rt.build import write_model
 from adapters.parent_process import end_with_parent
 from adapters.prepared_facts import facts_of, write_facts
 from adapters.source_meter import SourceMeter
-from device_profiles.profile import FAST, WeightsFormat
+from device_profiles.profile import DRAFT, FAST, WeightsFormat
 
 GROUP_SIZE = 32
 """Columns that share a scale where weights have 4 bits, as in GGUF. 8-bit weights have a scale a row."""
@@ -69,7 +69,8 @@ def main() -> int:
     end_with_parent()  # whoever waits for it may be told to end at any moment
     source, target = Path(sys.argv[1]), Path(sys.argv[2])
     word = sys.argv[3] if len(sys.argv) > 3 else None
-    weights = FAST if word == FAST else Precision(word) if word else None
+    own: dict[str, WeightsFormat] = {FAST: FAST, DRAFT: DRAFT}
+    weights = None if word is None else own[word] if word in own else Precision(word)
     return end_conversion(lambda: convert(source, target, SourceMeter(source, print_bytes), weights))
 
 

@@ -122,7 +122,9 @@ def _static(device: DeviceProfile) -> DeviceProfile:
     """Return a device as it is with static shapes."""
     held = tuple(precision for precision in _ACTIVATIONS[is_processor(device.name)] if precision in device.precisions)
     costs = _CPU_MEMORY if is_processor(device.name) else None
-    return replace(device, weights=(Precision.INT8,), kv_cache=held, exact_kv_cache=held, memory_costs=costs)
+    return replace(
+        device, weights=(Precision.INT8,), kv_cache=held, exact_kv_cache=held, memory_costs=costs, has_draft=False
+    )
 
 
 def list_static_classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
