@@ -128,7 +128,7 @@ def _print_served(served: list[dict[str, Any]]) -> None:
 
 def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
     from adapters import registry
-    from device_profiles.profile import FAST, Precision
+    from device_profiles.profile import DRAFT, FAST, Precision
     from orchestrator.config.load import default_config_path, load_config
     from orchestrator.fitting.worker_options import engine_options
     from orchestrator.worker.measuring.prompts import MeasurementError
@@ -136,7 +136,7 @@ def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
 
     path = config or default_config_path()
     options = engine_options(load_config(path), path.resolve().parent)
-    known = [AS_FILE, FAST, *(precision.value for precision in Precision)]
+    known = [AS_FILE, FAST, DRAFT, *(precision.value for precision in Precision)]
     if weights and weights not in known:
         raise MeasurementError(f"--weights is one of {', '.join(known)}, not {weights!r}")
     if adapter and adapter not in registry.names():
@@ -165,6 +165,8 @@ def _print(stored: list[dict[str, Any]]) -> None:
             figures = ("", "not measured", "", "")
             if quality:
                 ratio = f"{quality['perplexity']:.3f} (x {quality['perplexity_ratio']:.3f})"
+                if not quality["perplexity"]:
+                    ratio = "not all tokens"
                 agreement, step_ms = f"{quality['greedy_agreement']:.1%}", f"{quality['step_ms']:.2f}"
                 figures = (quality["activations"], ratio, agreement, step_ms)
             rows.append((*shown, *figures))

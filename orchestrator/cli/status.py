@@ -319,6 +319,7 @@ def drafter_line(state: dict[str, Any], counts: dict[str, int] | None = None) ->
     elif state["source"]:
         what = f"{state['adapter']} {state['device']}, {state['source']}; "
         what += f"{_format_precision(state)}; " if state["weights"] else ""
+        what += f"{state['precision_reason']}; " if state["precision_reason"] else ""
         what += f"vocabulary {state['vocabulary']}; " if state["vocabulary"] else ""
     if state["static_widths"]:
         what += f"static forwards of {_join_widths(state['static_widths'])} rows; "

@@ -15,9 +15,9 @@ from orchestrator.config.model_keys import (
     ActivationPrecision,
     Cores,
     DeviceLayers,
+    DraftWeightsPrecision,
     KvCachePrecision,
     StaticShapesSection,
-    WeightsPrecision,
 )
 from orchestrator.config.section import Section, Size, is_http_url
 
@@ -90,8 +90,10 @@ class ModelDraft(StaticShapesSection):
     """The runtime that runs it. `auto`: the plan chooses among those that are installed (`placement`)."""
     device: DeviceName = "CPU"
     """The device, as the runtime names it. `auto`: the plan chooses."""
-    weights: WeightsPrecision = "auto"
-    """The number format of the weights: as `model.weights`."""
+    weights: DraftWeightsPrecision = "auto"
+    """The number format of the weights: as `model.weights`, or `draft`: 4 bits, and an output layer of the tokens that
+    are said most. `auto` takes that where the runtime has it and it is smaller, unless `as_file` was measured to draft
+    more in its time."""
     activations: ActivationPrecision = "auto"
     """The number format of activations. `auto` takes the runtime's first class for the draft's exactness."""
     kv_cache_precision: KvCachePrecision = "auto"

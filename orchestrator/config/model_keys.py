@@ -14,6 +14,7 @@ THIS_NODE = "here"
 MAX_REPLICAS = 64
 
 WeightsPrecision = Literal["auto", "as_file", "fast", "int4", "int8", "fp8", "bf16", "fp16", "fp32"]
+DraftWeightsPrecision = Literal["auto", "draft", "as_file", "fast", "int4", "int8", "fp8", "bf16", "fp16", "fp32"]
 ActivationPrecision = Literal["auto", "bf16", "fp16", "fp32"]
 KvCachePrecision = Literal["auto", "16bit", "8bit"]
 

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.contract import Adapter, AdapterUnavailable, Exactness, ModelRefused, Precision
+from adapters.decoder.draft_outputs import count_draft_bytes
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.device_memory import read_device_memory
 from adapters.gguf_facts import GgufFacts
+from adapters.gguf_splits import read_model_header
 from adapters.model_source import ModelSource, check_model
 from adapters.model_store import ModelStore
 from adapters.quality import read_quality
 from adapters.variant import Variant
-from device_profiles.profile import FAST, DeviceProfile, find_listed_device
+from device_profiles.profile import DRAFT, FAST, DeviceProfile, WeightsFormat, find_listed_device
 from orchestrator.fitting.room import refuse_for_room
 from orchestrator.protocol.load_options import ModelOptions
 from policies.models.quantization import (
@@ -49,7 +51,11 @@ def choose_model_precision(
     if device is None:
         return None
     wanted = PrecisionRequest(
-        options.weights, options.activations, options.kv_cache_precision, exactness=Exactness(options.exactness)
+        options.weights,
+        options.activations,
+        options.kv_cache_precision,
+        exactness=Exactness(options.exactness),
+        drafts=options.drafts,
     )
     title, memory = f"{file.name} on {adapter.name} {device.name}", read_device_memory(device)
     holds_all = whole and device.layer_costs is None
@@ -71,21 +77,22 @@ def choose_model_precision(
 
 
 def variant(adapter: Adapter, weights: str) -> Variant:
-    """Return the recipe of weights in a format (a precision's name, AS_FILE or FAST)."""
-    if weights == FAST:
-        return Variant(adapter, FAST)
-    return Variant(adapter, None if weights == AS_FILE else Precision(weights))
+    """Return the recipe of weights in a format (a precision's name, AS_FILE, FAST or DRAFT)."""
+    own: dict[str, WeightsFormat | None] = {AS_FILE: None, FAST: FAST, DRAFT: DRAFT}
+    return Variant(adapter, own[weights] if weights in own else Precision(weights))
 
 
 def sizes_of(file: ModelSource, adapter: str = "") -> ModelSizes:
     """Return a model's sizes from the head of its files, as an adapter is to hold it. Raises ModelRefused."""
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
     facts = check_model(file, adapter)
+    draft_bytes = 0 if file.path.is_dir() else count_draft_bytes(read_model_header(file.path))
     if isinstance(facts, GgufFacts):  # nothing is converted
-        return ModelSizes(facts.matrix_elements, size, facts.stored, size)
+        return ModelSizes(facts.matrix_elements, size, facts.stored, size, draft_bytes=draft_bytes)
     weights = open_source(file.path)
     rounds = open_source(file.path, FAST).label != weights.label
-    return ModelSizes(weights.spec.matrix_elements, size, weights.label, count_held_bytes(weights) or size, rounds)
+    held = count_held_bytes(weights) or size
+    return ModelSizes(weights.spec.matrix_elements, size, weights.label, held, rounds, draft_bytes)
 
 
 def read_measured_weights(

@@ -412,6 +412,7 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
             exactness=Exactness.KERNEL.value,  # the target judges whatever it says
             threads=draft.threads or len(draft.cores) or config.devices.threads or shared_cores,
             kv_cache_bytes=int(draft.kv_cache),
+            drafts=True,
         ),
         prefill_ms=config.limits.max_itl_ms / 2,
         remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s, draft.cores)

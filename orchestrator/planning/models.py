@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from adapters.decoder.draft_outputs import count_draft_bytes
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.decoder.spec import DecoderSizes, DecoderSpec
+from adapters.gguf_splits import read_model_header
 from adapters.model_digests import digest_at_hand, parse_simulated_script
 from adapters.model_source import check_model, resolve
 from adapters.names import LLAMA_CPP
 from adapters.simulated.script import Script
 from adapters.vocabulary import SIMULATED_PREFIX
-from device_profiles.profile import FAST, Precision
+from device_profiles.profile import DRAFT, FAST, Precision
 from device_profiles.workload import DecoderShape
 from orchestrator.config.sketch import Shape, SketchedModel
-from policies.models.quantization import AS_FILE, BITS_PER_WEIGHT
+from policies.models.quantization import AS_FILE, AUTO, BITS_PER_WEIGHT
 from policies.planning.plan import ModelFacts
 
 _TOY = DecoderShape.dense(1, 8, 1, 1, 8, 8, 272)  # nobody reads more of the simulated model than its layer
@@ -27,7 +29,7 @@ _FILE_BITS = 16.0  # of a weight of a model that is not there and is to be taken
 class PlannedModel:
     """A model to place. `weights`: the number formats to choose from, empty where the device decides. `file_bits`: of
     a weight as the model's file has it. `digest` of its files, "" where they are not there. `runtimes`: which alone run
-    it, empty for all."""
+    it, empty for all. `own_format`: AS_FILE, or DRAFT for a draft that gets a copy."""
 
     name: str
     shape: DecoderShape
@@ -35,6 +37,7 @@ class PlannedModel:
     file_bits: float = _FILE_BITS
     digest: str = ""
     runtimes: tuple[str, ...] = ()
+    own_format: str = AS_FILE
 
     @property
     def facts(self) -> ModelFacts:
@@ -43,13 +46,13 @@ class PlannedModel:
 
     def bits(self, weights: str) -> float:
         """Return the bits of a weight in a format, scales included."""
-        return self.file_bits if weights in (AS_FILE, FAST) else BITS_PER_WEIGHT[Precision(weights)]
+        return self.file_bits if weights in (AS_FILE, FAST, DRAFT) else BITS_PER_WEIGHT[Precision(weights)]
 
     def formats(self, kind: str) -> tuple[str, ...]:
         """Return the formats to choose from on a device of that kind; where none was named, what
         policies/models/quantization.py takes for one of which nothing was measured."""
         unnamed = {"gpu": (Precision.BF16.value,), "npu": (Precision.INT8.value,)}
-        return self.weights or unnamed.get(kind, (AS_FILE,))
+        return self.weights or unnamed.get(kind, (self.own_format,))
 
 
 def build_sketched_model(sketched: SketchedModel) -> PlannedModel:
@@ -71,10 +74,19 @@ def shape_of(shape: Shape) -> DecoderShape:
 
 
 def model_at_hand(
-    source: str, name: str, base: Path, weights: str, store: Path, *, adapter: str = "", digests: bool = True
+    source: str,
+    name: str,
+    base: Path,
+    weights: str,
+    store: Path,
+    *,
+    adapter: str = "",
+    digests: bool = True,
+    drafts: bool = False,
 ) -> PlannedModel:
     """Return a model whose files are there, or can be downloaded; `weights` and `adapter` as cluster.yaml has them.
-    `store` remembers digests; without `digests` none is made, which takes a second for each GB.
+    `store` remembers digests; without `digests` none is made, which takes a second for each GB. `drafts`: it is a
+    draft, which is taken as small as a copy of its own can be.
 
     Raises ModelRefused or DownloadFailed.
     """
@@ -88,9 +100,14 @@ def model_at_hand(
     converts = isinstance(sizes, DecoderSpec)
     if converts and weights != FAST:
         size = count_held_bytes(open_source(file.path)) or size
-    formats = () if weights == "auto" else (weights,)
+    own_format = AS_FILE
+    if drafts and weights in (AUTO, DRAFT) and not file.path.is_dir():
+        draft_bytes = count_draft_bytes(read_model_header(file.path))
+        if draft_bytes < size:
+            size, own_format = draft_bytes, DRAFT
+    formats = () if weights == AUTO else (weights,)
     shape, runtimes = _shape_of_sizes(sizes), () if converts else (LLAMA_CPP,)
-    return PlannedModel(name or file.name, shape, formats, 8.0 * size / shape.elements, digest, runtimes)
+    return PlannedModel(name or file.name, shape, formats, 8.0 * size / shape.elements, digest, runtimes, own_format)
 
 
 def _shape_of_sizes(sizes: DecoderSizes) -> DecoderShape:

@@ -47,7 +47,7 @@ def beside_the_plan(config: ClusterConfig, base: Path) -> tuple[ReservedDraft, .
     store = store_directory(config)
     return tuple(
         ReservedDraft(
-            model_at_hand(draft.source, "", base, draft.weights, store, adapter=draft.adapter),
+            model_at_hand(draft.source, "", base, draft.weights, store, adapter=draft.adapter, drafts=True),
             draft.adapter,
             draft.device,
             int(draft.kv_cache),

@@ -135,7 +135,10 @@ def build_request_from_config(
 
     def find_model(name: str, section: Target | ModelDraft) -> PlannedModel:
         adapter = "" if section.adapter == AUTO and config.plans_hosts else section.adapter
-        return model_at_hand(section.source, name, base, section.weights, store, adapter=adapter, digests=digests)
+        drafts = isinstance(section, ModelDraft)
+        return model_at_hand(
+            *(section.source, name, base, section.weights, store), adapter=adapter, digests=digests, drafts=drafts
+        )
 
     return PlanRequest(
         find_model(model.name, model),

@@ -83,6 +83,8 @@ class DrafterState(msgspec.Struct, frozen=True):
     weights: str = ""
     activations: str = ""
     kv_cache: str = ""
+    precision_reason: str = ""
+    """Why it has these number formats."""
     static_widths: list[int] = []
     """As in ReadyDevice."""
     vocabulary: str = ""

@@ -58,6 +58,8 @@ class ModelOptions(msgspec.Struct, frozen=True):
     """Where the shards are called that have processes of their own, in their order."""
     identity: ModelIdentity | None = None
     """The content that it is to have; None: what the source has when it is loaded."""
+    drafts: bool = False
+    """It is a draft: no output depends on its values."""
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):

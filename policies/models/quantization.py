@@ -1,9 +1,11 @@
 """In which number formats a model runs on a device: its weights, its activations, its KV cache, and why.
 
-NPUs get int8 weights, GPUs bf16 or fp16, CPUs the format that was measured fastest. Nothing is chosen that does not fit
-into memory. Nor are converted weights that keep fewer of the exact values' greedy choices than `least_agreement`. A CPU
-takes the file as it is until something was measured to be faster. An 8-bit KV cache is taken only when asked for, and
-only where rows may depend on their batch (exactness `kernel`) or the runtime keeps them invariant.
+NPUs get int8 weights, GPUs bf16 or fp16, CPUs the format that was measured fastest. Drafts get DRAFT where a runtime
+has it for their file, as no output depends on their values, unless the file's own was measured to draft more. Nothing
+is chosen that does not fit into memory. Nor are converted weights of a target that keep fewer of the exact values'
+greedy choices than `least_agreement`. A CPU takes the file as it is until something was measured to be faster. An 8-bit
+KV cache is taken only when asked for, and only where rows may depend on their batch (exactness `kernel`) or the runtime
+keeps them invariant.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from device_profiles.profile import FAST, DeviceProfile, Exactness, Precision
+from device_profiles.profile import DRAFT, FAST, DeviceProfile, Exactness, Precision
 from device_profiles.units import human_bytes
 
 AS_FILE = "as_file"
@@ -31,6 +33,9 @@ BITS_PER_WEIGHT = {
     Precision.INT8: 9.0,  # 8 bits, and scale and zero of a group of 32
     Precision.INT4: 5.5,  # 4 bits, scales and zeros; embedding and output layer have 8
 }
+_DRAFT_SAVES = 0.9
+"""Of the file's own bytes, which DRAFT must stay below to be worth a copy of its own. ADR 0125: a step's time goes with
+the bytes that it reads."""
 _FLOATS = (Precision.BF16, Precision.FP16, Precision.FP32)
 _SIXTEEN = (Precision.BF16, Precision.FP16)
 _PREFERENCES = {
@@ -55,13 +60,15 @@ class NoRoom(NoPrecision):
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     """A model as its file has it: `parameters` of its matrices, bytes of the file, and what it calls its format.
-    `held_bytes`: what runtimes hold of it, where that is more than the file. `rounds`: whether FAST rounds anything."""
+    `held_bytes`: what runtimes hold of it, where that is more than the file. `rounds`: whether FAST rounds anything.
+    `draft_bytes`: what it takes in DRAFT, 0 where no such copy can be made of it."""
 
     parameters: int
     file_bytes: int
     stored: str
     held_bytes: int = 0
     rounds: bool = False
+    draft_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +85,15 @@ class MeasuredWeights:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRequest:
-    """What the operator asks for. `weights`: AUTO, AS_FILE, FAST or a precision's name; `activations`: AUTO or a
-    precision's name; `kv_cache`: AUTO, "16bit" or "8bit"."""
+    """What the operator asks for. `weights`: AUTO, AS_FILE, FAST, DRAFT or a precision's name; `activations`: AUTO or a
+    precision's name; `kv_cache`: AUTO, "16bit" or "8bit". `drafts`: of a draft model."""
 
     weights: str = AUTO
     activations: str = AUTO
     kv_cache: str = AUTO
     exactness: Exactness = Exactness.BIT
     least_agreement: float = LEAST_AGREEMENT
+    drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +115,15 @@ class PrecisionChoice:
 
 
 def list_formats(device: DeviceProfile) -> list[str]:
-    """Return the formats of weights that there are for a device: AS_FILE, FAST and precisions' names."""
-    return [AS_FILE, *([FAST] if device.has_fast else []), *(precision.value for precision in device.weights)]
+    """Return the formats of weights that there are for a device: AS_FILE, FAST, DRAFT and precisions' names."""
+    own = [AS_FILE, *([FAST] if device.has_fast else []), *([DRAFT] if device.has_draft else [])]
+    return [*own, *(precision.value for precision in device.weights)]
 
 
 def weights_bytes(model: ModelSizes, weights: str) -> int:
-    """Return about how many bytes a model's weights take in a format (a precision's name, AS_FILE or FAST)."""
+    """Return about how many bytes a model's weights take in a format (a precision's name, AS_FILE, FAST or DRAFT)."""
+    if weights == DRAFT:
+        return model.draft_bytes
     if weights == AS_FILE:
         return max(model.file_bytes, model.held_bytes)
     if weights == FAST:
@@ -155,8 +166,10 @@ def _weights(
     room: int | None,
 ) -> tuple[str, str, tuple[Rejected, ...]]:
     figures = {figure.weights: figure for figure in measured}
+    if wanted.weights == AUTO and wanted.drafts and (choice := _choose_draft(device, model, figures, room)) is not None:
+        return choice
     if wanted.weights != AUTO:
-        if problem := _find_missing(device, wanted.weights):
+        if problem := _find_missing(device, wanted.weights) or _find_no_draft(model, wanted):
             raise NoPrecision(f"weights {wanted.weights}: {problem}")
         if _explain_size(model, wanted.weights, room):
             raise _build_no_room(model, [wanted.weights], room)
@@ -181,6 +194,35 @@ def _weights(
         rejected += [Rejected(weights, f"{chosen} comes first on a {_kind(device)}") for weights in left[1:]]
         return chosen, why, tuple(rejected)
     return _fastest(left, figures, model, rejected)
+
+
+def _choose_draft(
+    device: DeviceProfile, model: ModelSizes, figures: dict[str, MeasuredWeights], room: int | None
+) -> tuple[str, str, tuple[Rejected, ...]] | None:
+    """Return DRAFT with the reason, None where a draft is better off with what any model gets. Where both were
+    measured, what decides is how many tokens that the exact values choose a millisecond of drafting gives."""
+    own_bytes = weights_bytes(model, AS_FILE)
+    if not device.has_draft or not 0 < model.draft_bytes <= _DRAFT_SAVES * own_bytes:
+        return None
+    if _explain_size(model, DRAFT, room):
+        return None
+    small, own = figures.get(DRAFT), figures.get(AS_FILE)
+    if small is None or own is None:
+        sizes = f"{human_bytes(model.draft_bytes)} and not {human_bytes(own_bytes)}"
+        return DRAFT, f"no output depends on a draft's values, and {sizes} are read sooner", ()
+    rates = {figure.weights: figure.agreement / figure.step_ms for figure in (small, own)}
+    if rates[DRAFT] < rates[AS_FILE]:
+        return None
+    kept = f"{small.step_ms:.2f} ms a step and {small.agreement:.1%} of the greedy choices"
+    other = f"{own.step_ms:.2f} ms a step and {own.agreement:.1%}"
+    return DRAFT, f"measured to draft more in its time, {kept}", (Rejected(AS_FILE, other),)
+
+
+def _find_no_draft(model: ModelSizes, wanted: PrecisionRequest) -> str:
+    """Return why there is no copy in DRAFT; "" where another format is asked for, or there is one."""
+    if wanted.weights != DRAFT or model.draft_bytes:
+        return ""
+    return "it is made of GGUF files alone; leave weights at auto"
 
 
 def _explain_request(model: ModelSizes, weights: str, measured: MeasuredWeights | None) -> str:

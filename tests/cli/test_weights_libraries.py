@@ -129,6 +129,20 @@ def test_a_runtime_of_the_files_own_weights_has_no_others(write_config, weights)
     assert check(write_config(lines[0], "  weights: as_file")) == []
 
 
+@pytest.mark.parametrize("adapter", ["llama_cpp", "openvino_rt", "onnx_rt", "torch_device"])
+def test_some_runtimes_have_a_copy_for_drafts_alone(write_config, adapter):
+    draft = f"  - {{method: model, source: m.gguf, adapter: {adapter}, weights: draft}}"
+    path = write_config("  adapter: llama_cpp", "drafts:", draft)
+    problems = check(path)
+    if adapter in ("llama_cpp", "openvino_rt"):
+        assert problems == []
+    else:
+        assert len(problems) == 1
+        assert problems[0].startswith(f"{path}:6: drafts[0].weights: weights in draft: ")
+    with pytest.raises(ConfigError, match="weights"):
+        check(write_config("  adapter: llama_cpp", "  weights: draft"))
+
+
 @pytest.mark.parametrize("adapter", ["llama_cpp", "onnx_rt", "torch_device"])
 def test_other_formats_than_a_runtime_has_are_refused_at_their_lines(write_config, adapter):
     path = write_config(

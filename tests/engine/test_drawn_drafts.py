@@ -45,6 +45,18 @@ class OtherModel(ToyModel):
         return ForwardResult(found.logits + self._opinions, found.device_ms)
 
 
+class FewOutputs(OtherModel):
+    """The same where it can say every second token only: the others have a probability of 0 in its drafts."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.spec = replace(self.spec, output_ids=tuple(range(0, self.spec.vocabulary_size, 2)))
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        found = super().forward(batch)
+        return ForwardResult(found.logits[:, ::2], found.device_ms)
+
+
 class DearModel(ToyModel):
     """The toy model, and a forward of it takes so long that any draft pays. It is the clock that tells so, too."""
 
@@ -68,8 +80,9 @@ def dear_loop(drafter: Drafter, **settings: Any) -> DecodeLoop:
     return loop_over(model, drafter, clock=model, **settings)
 
 
-def draft_model(strength: float = 1.0) -> ModelDrafter:
-    return ModelDrafter(OtherModel(strength), STATE, SystemClock(), vocabulary=272, prefill_ms=50.0)
+def draft_model(strength: float = 1.0, model: OtherModel | None = None) -> ModelDrafter:
+    model = model or OtherModel(strength)
+    return ModelDrafter(model, STATE, SystemClock(), vocabulary=272, prefill_ms=50.0)
 
 
 def submits(rule: str, count: int, *, max_tokens: int = LENGTH, depth: int | None = 3, **sampling) -> list[Submit]:
@@ -117,6 +130,7 @@ def unlike(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], flo
 def drafters() -> dict[str, Drafter]:
     return {
         "model": draft_model(),
+        "some outputs": draft_model(model=FewOutputs()),
         "suffix": suffix(),
         "chain": ChainDrafter([suffix(), draft_model(0.3), draft_model(2.0)]),
     }

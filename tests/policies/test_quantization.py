@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from device_profiles.profile import FAST, DeviceProfile, Exactness, Precision
+from device_profiles.profile import DRAFT, FAST, DeviceProfile, Exactness, Precision
 from policies.models.quantization import (
     AS_FILE,
     AUTO,
@@ -49,6 +50,7 @@ devices = st.builds(
     .filter(lambda found: found != [Precision.INT8])
     .map(tuple),
     exact_kv_cache=st.just(()) | st.just((Precision.INT8,)),
+    has_draft=st.booleans(),
 )
 models = st.builds(
     ModelSizes,
@@ -57,8 +59,9 @@ models = st.builds(
     st.just("bf16"),
     st.just(0) | st.integers(1, 10**11),
     st.booleans(),
+    st.just(0) | st.integers(1, 10**11),
 )
-names = st.sampled_from([AS_FILE, FAST, *(precision.value for precision in ALL)])
+names = st.sampled_from([AS_FILE, FAST, DRAFT, *(precision.value for precision in ALL)])
 figures = st.lists(
     st.builds(MeasuredWeights, names, st.floats(0.1, 100), st.floats(0, 1)),
     max_size=6,
@@ -70,6 +73,7 @@ requests = st.builds(
     activations=st.sampled_from([AUTO, "fp32", "bf16", "fp16"]),
     kv_cache=st.sampled_from([AUTO, "16bit", "8bit"]),
     exactness=st.sampled_from(Exactness),
+    drafts=st.booleans(),
 )
 
 
@@ -87,8 +91,12 @@ def test_what_is_chosen_fits_is_offered_and_keeps_exactness(at, model, measured,
     if choice is None:
         return
     assert weights_bytes(model, choice.weights) + other <= free
-    assert choice.weights in (AS_FILE, FAST, *at.weights)
+    assert choice.weights in (AS_FILE, FAST, DRAFT, *at.weights)
     assert choice.weights != FAST or wanted.weights == FAST  # it is never chosen unasked
+    if choice.weights == DRAFT:
+        assert at.has_draft
+        assert model.draft_bytes
+        assert wanted.drafts or wanted.weights == DRAFT  # nor is this for a target
     assert wanted.weights in (AUTO, choice.weights)
     assert wanted.activations in (AUTO, choice.activations)
     if {Precision.BF16, Precision.FP16} & set(at.kv_cache):
@@ -120,11 +128,36 @@ def test_every_alternative_is_chosen_or_rejected_with_a_reason(at, model, measur
     assert all(rejection.why for rejection in choice.rejected)
 
 
+@given(
+    models,
+    *[st.builds(MeasuredWeights, st.just(name), st.floats(0.1, 100), st.floats(0, 1)) for name in (DRAFT, AS_FILE)],
+)
+def test_a_draft_takes_what_drafts_more_in_its_time(model, small, own):
+    sizes = replace(model, draft_bytes=int(0.8 * weights_bytes(model, AS_FILE)) + 1)
+    assume(sizes.draft_bytes <= 0.9 * weights_bytes(model, AS_FILE))
+    choice = choose_precision(device(has_draft=True), sizes, [small, own], PrecisionRequest(drafts=True))
+    assert (choice.weights == DRAFT) == (small.agreement / small.step_ms >= own.agreement / own.step_ms)
+
+
+def test_a_draft_that_nobody_measured_takes_its_own_copy_where_that_is_smaller():
+    at, sizes = device(has_draft=True), replace(BF16_FILE, draft_bytes=700_000)
+    wanted = PrecisionRequest(drafts=True)
+    choice = choose_precision(at, sizes, wanted=wanted)
+    assert choice.weights == DRAFT
+    assert "683.6 KiB and not 1.9 MiB" in choice.reason
+    for other in (replace(sizes, draft_bytes=1_900_000), replace(sizes, draft_bytes=0)):
+        assert choose_precision(at, other, wanted=wanted).weights == AS_FILE
+    assert choose_precision(at, sizes, wanted=wanted, free_bytes=690_000).weights == "int4"
+    with pytest.raises(NoPrecision, match="made of GGUF files alone"):
+        choose_precision(at, BF16_FILE, wanted=PrecisionRequest(DRAFT, drafts=True))
+
+
 @given(models, figures, st.floats(0, 1))
 def test_a_cpu_takes_what_was_measured_fastest_among_what_keeps_enough_choices(model, measured, floor):
     assume(any(one.weights == AS_FILE for one in measured))
     choice = choose_precision(device(), model, measured, PrecisionRequest(least_agreement=floor))
-    allowed = [one for one in measured if one.weights == AS_FILE or (one.weights != FAST and one.agreement >= floor)]
+    unasked = [one for one in measured if one.weights not in (FAST, DRAFT)]
+    allowed = [one for one in unasked if one.weights == AS_FILE or one.agreement >= floor]
     assert choice.weights in {one.weights for one in allowed}
     found = next(one for one in allowed if one.weights == choice.weights)
     assert found.step_ms == min(one.step_ms for one in allowed)

@@ -88,7 +88,7 @@ def measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     for draft, users in counted:
         if off or not isinstance(draft, ModelDraft):
             continue
-        known = model_at_hand(draft.source, "", base, draft.weights, store, adapter=draft.adapter)
+        known = model_at_hand(draft.source, "", base, draft.weights, store, adapter=draft.adapter, drafts=True)
         device = effective_device(draft.adapter, draft.device)
         fixed = ReservedDraft(known, draft.adapter, device, int(draft.kv_cache))
         workers = draft.workers.min if draft.process == "own" and draft.workers.min else users

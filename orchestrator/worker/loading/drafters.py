@@ -385,6 +385,7 @@ def draft_state(options: ModelDraftOptions, loaded: LoadedSource) -> DrafterStat
         weights=caps.weights,
         activations=caps.activations.value,
         kv_cache=caps.kv_cache.value,
+        precision_reason=loaded.choice.reason if loaded.choice is not None else "",
         static_widths=list(caps.static_widths),
         planned_memory_bytes=loaded.plan.total - loaded.plan.process if loaded.plan else 0,
         identity=loaded.identity,

@@ -33,6 +33,7 @@ from adapters.served_model import find_whole, keep_head
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer, load_tokenizer
 from adapters.variant import Variant
+from device_profiles.profile import DRAFT
 from orchestrator.fitting.precision import choose_model_precision
 from orchestrator.machine.devices import (
     class_mark_of,
@@ -223,11 +224,12 @@ def _prepare_whole(
         prepared = _write_simulated_source(options, adapter, store.root)
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = find_model(options, store, progress)
-    if ahead is not None and isinstance(adapter, FilesInPlace):
+    if ahead is not None and isinstance(adapter, FilesInPlace) and options.weights != DRAFT and not options.drafts:
         _read_ahead(adapter, file, effective_device(options.adapter, options.device), ahead)
     check_model(file, adapter.name)  # before minutes of converting
     chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
-    needed_bytes = adapter.prepared_bytes if isinstance(adapter, FilesInPlace) else None
+    is_linked = isinstance(adapter, FilesInPlace) and (chosen is None or chosen.choice.weights != DRAFT)
+    needed_bytes = adapter.prepared_bytes if isinstance(adapter, FilesInPlace) and is_linked else None
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress, needed_bytes=needed_bytes)
     choice = chosen.choice if chosen else None
     return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, split, store)

@@ -73,10 +73,14 @@ def find_insanity(model: LoadedModel, text: ShortText | None, logits: Logits) ->
     if text is None:
         return "", None
     ids = {token: place for place, token in enumerate(model.spec.output_ids)}
-    chosen = [ids.get(token, token) for token in text.tokens[text.seed :]]
-    rows = log_softmax(logits[text.seed - 1 : -1])
+    answer = text.tokens[text.seed :]
+    sayable = [place for place, token in enumerate(answer) if not ids or token in ids]
+    if not sayable:
+        return "", None
+    chosen = [ids.get(answer[place], answer[place]) for place in sayable]
+    rows = log_softmax(logits[text.seed - 1 : -1])[sayable]
     agreement = float(np.mean(rows.argmax(axis=1) == chosen))
-    loss = float(np.mean(np.asarray(text.log_probabilities) - rows[np.arange(len(chosen)), chosen]))
+    loss = float(np.mean(np.asarray(text.log_probabilities)[sayable] - rows[np.arange(len(chosen)), chosen]))
     if agreement < LEAST_AGREEMENT or loss > MOST_LOSS_NATS:
         return (
             f"{agreement:.0%} of the choices of a float32 reference, which are {loss:.1f} nats less likely",

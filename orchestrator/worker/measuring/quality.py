@@ -2,7 +2,8 @@
 
 The reference answers every prompt greedily. The model under test reads prompts and answers (teacher-forced).
 Perplexity is exp(-mean log-probability of the next token) over all positions; greedy agreement is the share of the
-answers' positions at which it chooses what the reference chose.
+answers' positions at which it chooses what the reference chose. A draft's copy that cannot say all tokens has no
+perplexity: 0 stands for it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from threadpoolctl import threadpool_limits
 
 from adapters import registry
 from adapters.artefact import read_manifest
-from adapters.contract import LoadedModel, ModelRefused, Precision, Segment
+from adapters.contract import Exactness, LoadedModel, ModelRefused, Precision, Segment
 from adapters.decoder.reference import Reference, TextCache
 from adapters.decoder.source import open_source
 from adapters.device_memory import read_host_memory
 from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
 from adapters.quality import add_quality, log_probabilities
+from device_profiles.profile import DRAFT
 from device_profiles.units import human_bytes
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target
@@ -58,6 +60,8 @@ def measure_quality(options: EngineOptions, prompts: Sequence[list[int]], progre
 
     Raises what adapters raise, ModelRefused where the reference does not fit into memory.
     """
+    if options.model.weights == DRAFT:  # which no target runs in
+        options = options.with_model(exactness=Exactness.KERNEL.value)
     store = ModelStore(Path(options.model.store))
     file = store.whole(resolve(options.model.source, Path(options.model.base), progress), progress)
     target = load_target(options, progress)
@@ -125,15 +129,18 @@ def _answer_prompts(reference: Reference, prompts: Sequence[list[int]], progress
 
 def _compare_answers(model: LoadedModel, texts: ReferenceTexts, progress: OnProgress) -> dict[str, Any]:
     same, scores = [], []
+    ids = np.array(model.spec.output_ids or range(model.spec.vocabulary_size))
     for number, (tokens, begin) in enumerate(zip(texts.tokens, texts.begins, strict=True)):
         progress("read the answers", number / len(texts.tokens))
         rows = feed_tokens(model, tokens[:-1])
-        scores += log_probabilities(rows, tokens[1:])
-        same += list(rows[begin:].argmax(axis=1) == np.asarray(tokens[begin + 1 :]))
+        if not model.spec.output_ids:
+            scores += log_probabilities(rows, tokens[1:])
+        same += list(ids[rows[begin:, : len(ids)].argmax(axis=1)] == np.asarray(tokens[begin + 1 :]))
         model.release(0)
-    perplexity, exact = (float(np.exp(-np.mean(part))) for part in (scores, texts.log_probabilities))
+    exact = float(np.exp(-np.mean(texts.log_probabilities)))
+    perplexity = float(np.exp(-np.mean(scores))) if scores else 0.0
     return {
-        "positions": len(scores),
+        "positions": len(texts.log_probabilities),
         "answer_positions": len(same),
         "perplexity": perplexity,
         "reference_perplexity": exact,
