@@ -105,6 +105,7 @@ class BlockPool:
         self._tables: dict[int, list[int]] = {}
         self._held: dict[int, int] = {}
         self._fixed: dict[int, int] = {}  # leading positions of a slot that others may hold too
+        self._remembered: dict[int, int] = {}  # those of them that are in the prefix index
         self._users = [0] * blocks
         self._suspects: set[int] = set()  # blocks that may hold garbage, until nobody uses them
         self._prefixes = PrefixIndex(rules.block_tokens)
@@ -166,7 +167,7 @@ class BlockPool:
         for block in blocks:
             self._use(block)
         self._tables[slot] = blocks
-        self._held[slot] = self._fixed[slot] = len(blocks) * self.block_tokens
+        self._held[slot] = self._fixed[slot] = self._remembered[slot] = len(blocks) * self.block_tokens
         return self._held[slot]
 
     def fork(self, slot: int, source: int, positions: int, shared: int) -> list[tuple[int, int]]:
@@ -189,15 +190,16 @@ class BlockPool:
         self._held[slot] = positions
         self._fixed[slot] = count * self.block_tokens
         self._fixed[source] = max(self._fixed.get(source, 0), count * self.block_tokens)
+        self._remembered[slot] = min(self._remembered.get(source, 0), count * self.block_tokens)
         return list(zip(table[count:], own, strict=True))
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
         count = self._count_shared(slot, tokens)
-        if count * self.block_tokens <= self._fixed.get(slot, 0):
+        if count * self.block_tokens <= self._remembered.get(slot, 0):
             return
         table = self._tables[slot]
         count = next((index for index in range(count) if table[index] in self._suspects), count)
-        if count * self.block_tokens <= self._fixed.get(slot, 0):
+        if count * self.block_tokens <= self._remembered.get(slot, 0):
             return
         for index, block in enumerate(self._prefixes.add(table[:count], tokens)):
             own = table[index]
@@ -205,7 +207,8 @@ class BlockPool:
                 self._use(block)
                 self._drop(own)
                 table[index] = block
-        self._fixed[slot] = count * self.block_tokens
+        self._remembered[slot] = count * self.block_tokens
+        self._fixed[slot] = max(self._fixed.get(slot, 0), self._remembered[slot])
 
     def _count_shared(self, slot: int, tokens: Sequence[int]) -> int:
         """Return how many whole blocks of a slot are to be shared. Raises Unsupported where it holds fewer."""
@@ -230,6 +233,7 @@ class BlockPool:
             self._drop(block)
         self._held.pop(slot, None)
         self._fixed.pop(slot, None)
+        self._remembered.pop(slot, None)
         return blocks
 
     def discard(self, slot: int) -> list[int]:

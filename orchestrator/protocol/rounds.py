@@ -55,6 +55,10 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """With the last delta, and now and then before it."""
     tolerated: int = 0
     """Tokens of the output that only the tolerance accepted, so that they are not the target's own choice."""
+    branches: int = 0
+    """Other ways of its drafts that were verified beside them."""
+    branches_taken: int = 0
+    """Those of them that the target went."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

@@ -20,11 +20,20 @@ from policies.speculation import (
     observe_round,
     start_request,
 )
+from policies.speculation.branching import (
+    MOST_ROW_RATIO,
+    BranchOffer,
+    BranchState,
+    ChosenBranch,
+    choose_branches,
+    compare_rows,
+    observe_branches,
+)
 from policies.speculation.cost_model import CostModel
 from policies.speculation.pid import DEFAULTS, PidSettings
 from policies.speculation.policy import DraftLimits, RoundOutcome
 from policies.speculation.shape_hysteresis import ShapeHysteresis
-from policies.speculation.state import COLD_DEPTH, base_ms
+from policies.speculation.state import COLD_DEPTH, base_ms, worth_per_ms
 from policies.speculation.switching import ON, active
 
 
@@ -38,6 +47,8 @@ class Adaptive:
         self.state = SpeculationState(
             cost, settings, first_depth=first_depth, shape=ShapeHysteresis(changed_ms=cost.fit.changing_ms)
         )
+        self.branches = compare_rows(cost.fit) < MOST_ROW_RATIO
+        self._branching = BranchState()
         self._decision = DepthDecision([], [])
         self._asks = 0
         self._last: RoundContext | None = None
@@ -75,10 +86,21 @@ class Adaptive:
         self._decision = decide_depths(self.state, now, proposals)
         return self._decision.depths
 
+    def choose_branches(
+        self, now: RoundContext, depths: Sequence[int], offers: Sequence[BranchOffer]
+    ) -> list[ChosenBranch]:
+        chances, value = self._decision.cumulative_acceptance, worth_per_ms(self.state, now)
+        return choose_branches(self._branching, self.cost, now, depths, chances, offers, value)
+
     def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
+        if self.branches:
+            self._branching = observe_branches(self._branching, done.branches)
         decision = self._decision._replace(depths=list(done.depths), asks=self._asks)
         self.state = observe_round(
-            self.state, now, done.proposals, decision, done.verdicts, times=done.times, tokens_made=done.tokens
+            *(self.state, now, done.proposals, decision, done.verdicts),
+            times=done.times,
+            tokens_made=done.tokens,
+            branches=done.branches,
         )
         self._last = now
         if any(place.max_draft_tokens for place in now.places):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from policies.running_mean import update_mean
 from policies.speculation import cost_model, odds, pid, shape_hysteresis, switching
 from policies.speculation.ask import NOTICED, choose_pause_probe
+from policies.speculation.branching import NO_BRANCHES, RoundBranches
 from policies.speculation.cost_model import KNOWN_ROUNDS
 from policies.speculation.pid import PidSettings
 from policies.speculation.state import RequestState, SpeculationState, base_ms, worth_per_ms
@@ -43,6 +44,7 @@ def observe_round(
     *,
     times: RoundTimes | None,
     tokens_made: int,
+    branches: RoundBranches = NO_BRANCHES,
 ) -> SpeculationState:
     """Take in a round of these `times`; None where it did more than decode: a prefill in it would be counted as the
     cost of rows."""
@@ -64,7 +66,7 @@ def observe_round(
         rows = now.base_rows + count_added_rows(now, decision.depths)
         shape = state.shape._replace(last=rows, last_base=now.base_rows, regret=decision.regret)
         return state._replace(requests=requests, rounds=state.rounds + 1, shape=shape)
-    return _observe_times(state, now, requests, decision, proposals, times, tokens_made)
+    return _observe_times(state, now, requests, decision, proposals, times, tokens_made, branches)
 
 
 def _step_controllers(
@@ -95,26 +97,32 @@ def _observe_times(
     proposals: Sequence[DraftSummary],
     times: RoundTimes,
     tokens: int,
+    branches: RoundBranches,
 ) -> SpeculationState:
     sequences, context, shape = len(now.places), now.context_tokens, state.shape
     more = count_added_rows(now, decision.depths)
     rows = now.base_rows + more
     plain_ms = base_ms(state, now)
     even_ms = state.cost.ms(rows, sequences, context) if more else plain_ms
+    branches_ms = 0.0
+    if branches.forks:
+        chain_ms = even_ms
+        even_ms = state.cost.ms(rows + branches.rows, sequences + branches.forks, context)
+        branches_ms = even_ms - chain_ms
     slowed = times.beside or cost_model.is_slowed(times.draft_ms, times.forward_ms)
     expected_ms = even_ms * state.cost.slowdown if slowed else even_ms
     change_ms = max(0.0, shape.change_ms) if state.cost.seen and rows != shape.last else 0.0
     steady_ms = times.forward_ms * expected_ms / (expected_ms + change_ms)
     cost = cost_model.observe_forward(
         *(state.cost, steady_ms),
-        rows=rows,
-        sequences=sequences,
+        rows=rows + branches.rows,
+        sequences=sequences + branches.forks,
         context_tokens=context,
         expected_ms=even_ms,
         slowed=slowed,
-        plain=more == 0 and not slowed,
+        plain=more == 0 and not slowed and not branches.forks,
     )
-    spent_ms = times.forward_ms + times.draft_ms
+    spent_ms = times.forward_ms + times.draft_ms + branches.fork_ms
     gain = tokens / sequences * cost.scale / state.cost.scale * plain_ms / spent_ms
     mean, brought = state.gain, state.brought
     if not decision.forced:  # what was forced says nothing of what was chosen
@@ -122,7 +130,7 @@ def _observe_times(
         if decision.asks:
             drafts = zip(decision.cumulative_acceptance, decision.depths, strict=True) if any(decision.depths) else ()
             likely = sum([sum(chances[:depth]) for chances, depth in drafts])
-            more_ms = expected_ms - plain_ms
+            more_ms = expected_ms - branches_ms - plain_ms
             more_ms += shape_hysteresis.more_ms(shape, now.base_rows, more)
             newest = (likely - worth_per_ms(state, now) * more_ms) / decision.asks
             brought = update_mean(brought, newest, _BETTER if newest > brought else _WORSE)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from policies.speculation import DraftComparison, DraftSummary, Rest, RoundContext, RoundTimes
+from policies.speculation.branching import NO_BRANCHES, BranchOffer, ChosenBranch, RoundBranches
 from policies.speculation.cost_model import CostModel
 
 
@@ -34,6 +35,7 @@ class RoundOutcome(NamedTuple):
     verdicts: Sequence[DraftComparison]
     times: RoundTimes | None
     tokens: int
+    branches: RoundBranches = NO_BRANCHES
 
 
 class DepthPolicy(Protocol):
@@ -86,4 +88,20 @@ class DepthPolicy(Protocol):
     def observe_pause(self, rounds: int, rows: int) -> None:
         """So many rounds (1 or more) were run without a word to the policy, the last of them with so many `rows` (0: it
         prefilled)."""
+        ...
+
+
+@runtime_checkable
+class BranchingPolicy(DepthPolicy, Protocol):
+    """A depth policy that may have other ways of drafts verified beside them."""
+
+    @property
+    def branches(self) -> bool:
+        """Whether there may be any: rows cost little enough where this decodes."""
+        ...
+
+    def choose_branches(
+        self, now: RoundContext, depths: Sequence[int], offers: Sequence[BranchOffer]
+    ) -> list[ChosenBranch]:
+        """Return which to verify beside drafts of these depths, which `decide_depths` has chosen in this round."""
         ...

@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import DrafterShare
 from orchestrator.worker.drafting.guard import GuardedDrafter
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Alternative, Ask, Draft, Drafter, DraftHints
 from orchestrator.worker.drafting.prediction import PredictionDrafter
 from orchestrator.worker.drafting.variants import DrafterGroup
 from policies.sampling import Sampling
@@ -131,8 +131,11 @@ class ChainDrafter(DrafterGroup):
                     tally.answered += 1
                     tally.proposed += len(draft.tokens)
                     noted = self._standings[self._greedy[key]][number].note(key, draft)
-                    if _promises_more(noted, best[place]):
-                        best[place], takers[place] = noted, number
+                    better = _promises_more(noted, best[place])
+                    if better:
+                        best[place], noted, takers[place] = noted, best[place], number
+                    if asks[place].alternatives:
+                        best[place] = _keep_other(best[place], noted)
         for ask, taker in zip(asks, takers, strict=True):
             if taker >= 0:
                 self._tallies[ask.key][taker].taken += 1
@@ -173,6 +176,16 @@ class ChainDrafter(DrafterGroup):
 
 def _beyond(ask: Ask, best: Draft) -> Ask:
     return replace(ask, promised=min(estimate_accepted_tokens(best.confidences), ask.limit)) if best.tokens else ask
+
+
+def _keep_other(best: Draft, other: Draft) -> Draft:
+    """Return the best draft, which may also go on as another one from where they differ."""
+    pairs = zip(best.tokens, other.tokens, strict=False)
+    place = next((number for number, (own, its) in enumerate(pairs) if own != its), None)
+    if place is None:
+        return best
+    way = Alternative(place, other.tokens[place:], other.confidences[place:])
+    return replace(best, alternatives=(way, *best.alternatives))
 
 
 def _promises_more(draft: Draft, best: Draft) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +11,12 @@ import numpy as np
 from device_profiles.workload import ModelSpec
 from orchestrator.worker.drafting.cache import DraftSequence
 from orchestrator.worker.drafting.cascade import Checked
-from orchestrator.worker.drafting.port import Ask, Draft
+from orchestrator.worker.drafting.port import Alternative, Ask, Draft
 from policies.sampling import DraftDistribution, Row, Sampling, choose
 
 # Of a token, that branches are made for. ADR 0076: with the likeliest alone a hidden share of 0.36, and not 0.8, at an
 # agreement of 0.8.
-_RIVALS = 3
+RIVALS = 3
 _NEVER = np.float32(-1e30)  # a logit; infinity is refused
 
 
@@ -66,6 +66,10 @@ class GrowingDraft(Proposal):
 
     def draft(self, drafter: str) -> Draft:
         whole = Draft(tuple(self.tokens), tuple(self.confidences), drafter, proposals=tuple(self.proposals))
+        if self.ask.alternatives and len(self.rivals) == len(self.tokens):  # else some are of a round without
+            rivals = [(place, rival) for place, of_place in enumerate(self.rivals) for rival in of_place]
+            others = tuple(Alternative(place, (rival.token,), (rival.share,)) for place, rival in rivals)
+            whole = replace(whole, alternatives=others)
         return whole.truncate(self.ask.limit)
 
 
@@ -88,16 +92,16 @@ class Outputs:
         return whole
 
 
-def find_rivals(row: Row, column: int, sampling: Sampling, position: int) -> list[tuple[int, float]]:
-    """Return the columns that would be chosen at a position, one after the other, if a column and those before could
-    not be, each with its probability among all but that column. `row`: logits, float32, shape (columns,). Raises
+def find_rivals(row: Row, column: int, sampling: Sampling, position: int, most: int) -> list[tuple[int, float]]:
+    """Return the `most` columns that would be chosen at a position, one after the other, if a column and those before
+    could not be, each with its probability among all but that column. `row`: logits, float32, shape (columns,). Raises
     NotFinite."""
     left = row.copy()
     left[column] = _NEVER
     weights = np.exp((left - left.max()) / np.float32(sampling.temperature or 1.0))
     every = float(weights.sum(dtype=np.float64))
     rivals = []
-    for _ in range(min(_RIVALS, len(row) - 1)):
+    for _ in range(min(most, len(row) - 1)):
         rival = choose(left, sampling, position)
         rivals.append((rival, float(weights[rival]) / every))
         left[rival] = _NEVER

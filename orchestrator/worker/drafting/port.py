@@ -62,6 +62,16 @@ class DraftHints(NamedTuple):
 NO_HINTS = DraftHints()
 
 
+class Alternative(NamedTuple):
+    """Another way for a draft to go on behind `place` tokens of it. `confidences`: of the first of its `tokens`, the
+    chance that it is the target's where the draft is right up to there and wrong there; of each other one, the chance
+    that it is if all before it are."""
+
+    place: int
+    tokens: tuple[int, ...]
+    confidences: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Proposed tokens; `confidences[i]` estimates the chance that token i is accepted if all before it are.
@@ -71,6 +81,7 @@ class Draft:
     Bit i of `from_statistics` is set where the model's statistics said token i, and the text did not.
     `proposals[i]` is what token i was drawn from; None, or no entry, where it was not drawn. The confidence of a drawn
     token must not depend on the token (see policies/sampling/verify).
+    `alternatives`: other ways that it may go, where they were asked for.
     """
 
     tokens: tuple[int, ...] = ()
@@ -80,6 +91,7 @@ class Draft:
     proposals: tuple[DraftDistribution | None, ...] = ()
     filling: int = 0
     from_statistics: int = 0
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def guessed(self) -> int:
@@ -117,6 +129,18 @@ class Draft:
             forced=min(self.forced, max(0, len(self.tokens) - count)),
             proposals=self.proposals[count:],
             from_statistics=self.from_statistics >> count,
+            alternatives=(),
+        )
+
+    def turn(self, other: Alternative, further: int) -> Draft:
+        """Return the draft up to where an alternative leaves it, then that with `further` tokens behind its first."""
+        place, count = other.place, further + 1
+        return replace(
+            self,
+            tokens=(*self.tokens[:place], *other.tokens[:count]),
+            confidences=(*self.confidences[:place], *other.confidences[:count]),
+            from_statistics=self.from_statistics & ((1 << place) - 1),
+            alternatives=(),
         )
 
     def is_drawn(self, index: int) -> bool:
@@ -146,7 +170,8 @@ class Ask:
     one token more adds to a round, behind the first `free`, which add nothing. `promised`: how many accepted tokens can
     be expected of a cheaper drafter's draft, which is there already. `last_ms`: what the target's part of the last
     round took (0: it had prompts in it, or there was none). `cheap_only`: drafters that take time leave it alone.
-    `gain`: so many tokens rounds of late make, where plain decoding makes one: what time is worth.
+    `gain`: so many tokens rounds of late make, where plain decoding makes one: what time is worth. `alternatives`:
+    other ways of the draft may be verified beside it.
     """
 
     key: str
@@ -160,6 +185,7 @@ class Ask:
     cheap_only: bool = False
     fixed: bool = True
     gain: float = 1.0
+    alternatives: bool = False
 
     @property
     def token_ms(self) -> float:

@@ -15,6 +15,7 @@ repeated ends somewhere, and statistics lead into it. Where both say the same, t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -23,7 +24,7 @@ from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.packed_tokens import unpack_tokens
 from orchestrator.worker.drafting.grown import GrownStatistics
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Alternative, Ask, Draft, DraftHints, Meter
 from orchestrator.worker.drafting.statistics import Guess, Statistics
 from orchestrator.worker.drafting.suffix_vote import (
     Vote,
@@ -34,14 +35,20 @@ from orchestrator.worker.drafting.suffix_vote import (
     keep_voters,
     vote_draft,
     weigh_match,
+    without,
 )
 from policies.sampling import Sampling
+from policies.speculation.allocation import LEAST_CHANCE
+from policies.speculation.branching import MOST_BRANCHES
 
 _CONTEXT = 32  # tokens behind which votes are looked for
 _LEAST = 0.05
 """A draft ends where all of it is accepted with less than this chance: no row is worth that."""
 _DOUBT = 0.5
 """Of the least chance that is worth a row: outcomes may say that these chances are too small (drafting.chain)."""
+# Places of a draft at which another way is looked for. As many as may be verified (policies.speculation.branching): a
+# look takes as long as a draft's.
+_TURNS = MOST_BRANCHES
 _CANDIDATES = 24  # most recent occurrences that are looked at
 PAIR_SHIFT = 32  # a pair of token ids in one number of 64 bits
 # Memory of one indexed token, measured over real outputs (CPython 3.11): its place in the list, its share of
@@ -262,7 +269,7 @@ class SuffixDrafter:
             for ask in asks:
                 draft, voted = self._draft(ask.key, (), ask.limit, ask.least)
                 self._voted[ask.key] = voted
-                drafts.append(draft)
+                drafts.append(self._find_alternatives(ask, draft) if ask.alternatives and draft.tokens else draft)
             return drafts
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
@@ -283,6 +290,32 @@ class SuffixDrafter:
         """Return what says what the model says most often; None where nothing does."""
         statistics = self._statistics
         return partial(statistics.look, scope=self._scopes.get(key, 0)) if statistics is not None else None
+
+    def _find_alternatives(self, ask: Ask, draft: Draft) -> Draft:
+        """Return the draft with what would be proposed where it is the likeliest to go wrong, were its token not the
+        target's."""
+        misses, reached = [], 1.0
+        for place, confidence in enumerate(draft.confidences):
+            misses.append((reached * (1.0 - confidence), place))
+            reached *= confidence
+        own = self._indexes[ask.key]
+        alternatives = []
+        for missed, place in sorted(misses, reverse=True)[:_TURNS]:
+            path = draft.tokens[:place]
+            second = self._find_second(ask.key, own, [*own.tokens[-self._max_match :], *path], draft.tokens[place])
+            if second is not None and missed * second.chance >= LEAST_CHANCE:
+                more = self._draft(ask.key, (*path, second.token), ask.limit - place - 1, ask.least)[0]
+                tokens, chances = (second.token, *more.tokens), (second.chance, *more.confidences)
+                alternatives.append(Alternative(place, tokens, chances))
+        return replace(draft, alternatives=tuple(alternatives))
+
+    def _find_second(self, key: str, own: SuffixIndex, context: Sequence[int], first: int) -> Guess | None:
+        """Return the surest guess but a token. Its chance is as stated: what was counted is of first guesses."""
+        voters, longest = self._find_voters(key, own, context)
+        vote, look = find_vote(without(voters, first), longest, 0), self._choose_look(key)
+        voted = Guess(vote.token, vote.chance) if vote is not None else None
+        known = look(context[-_CONTEXT:]) if look is not None else None
+        return choose_guess(voted, known if known is None or known.token != first else None)
 
     def _find_voters(self, key: str, own: SuffixIndex, context: Sequence[int]) -> tuple[list[Voter], int]:
         voters: list[Voter] = []

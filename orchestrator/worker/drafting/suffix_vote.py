@@ -77,6 +77,11 @@ def keep_voters(voters: list[Voter], step: int, token: int) -> list[Voter]:
     return [v for v in voters if v[2] + step < len(v[1]) and v[1][v[2] + step] == token]
 
 
+def without(voters: list[Voter], token: int) -> list[Voter]:
+    """Return those who do not vote for a token at their places."""
+    return [v for v in voters if v[2] < len(v[1]) and v[1][v[2]] != token]
+
+
 class VoteRates:
     """How often votes of each kind were right, counted as they come true: a token is first predicted, then learned
     from (prequential, Dawid 1984)."""

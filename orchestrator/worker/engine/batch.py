@@ -26,6 +26,8 @@ class ScheduledSequence:
     num_query_tokens: int
     emits_logits: bool
     draft: Draft = NOTHING
+    chain_accepted: int = -1
+    """Where a branch took the place of its draft, so many tokens of that were accepted; else below 0."""
 
     @property
     def apart(self) -> bool:

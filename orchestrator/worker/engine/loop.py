@@ -16,13 +16,14 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import Delta, Gauges, Refused, RoundReport
 from orchestrator.worker.drafting.port import Drafter, NoDrafter
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
-from orchestrator.worker.engine.batch import ScheduledSequence, rows_of
+from orchestrator.worker.engine.batch import rows_of
+from orchestrator.worker.engine.branches import BranchForks
 from orchestrator.worker.engine.constraints import RowConstraints
 from orchestrator.worker.engine.draft_counts import DrafterCounts, RoundDraftCounts, count_verdict
 from orchestrator.worker.engine.grammar import Grammars
 from orchestrator.worker.engine.prefix_cache import KeptPrefixes, PrefixCache, StartPages
 from orchestrator.worker.engine.request_checks import find_refusal
-from orchestrator.worker.engine.round import Round, WaitingForward, split_rows
+from orchestrator.worker.engine.round import Round, WaitingForward, split_branch_rows, split_rows
 from orchestrator.worker.engine.round_traces import RoundTraces
 from orchestrator.worker.engine.scheduler import ALL_RESERVED, NOTHING_RESERVED, Reserved, Scheduler
 from orchestrator.worker.engine.sequence import NO_SLOT, SequenceState
@@ -98,6 +99,7 @@ class DecodeLoop:
         self._levels = self.scheduler.levels
         self._by_drafter = DrafterCounts()
         self._verifier = Verifier(tolerance)
+        self._forks = BranchForks(target, self.scheduler, self._verifier)
         self._traces = RoundTraces(clock)
         self._failed: list[Refused] = []
         self._not_finite = 0
@@ -216,7 +218,11 @@ class DecodeLoop:
             return False
         self.expected_ms = self.scheduler.predict_round_ms(round_.parts)
         self._draft(round_)
-        round_.forward = self._start_forward(round_.parts)
+        if round_.branches:
+            started_s = self._clock.monotonic_s()
+            round_.branches = self._forks.begin(round_.parts, round_.branches)
+            round_.branch_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+        round_.forward = self._start_forward(round_)
         self._round = round_
         return True
 
@@ -234,13 +240,15 @@ class DecodeLoop:
         if complete:
             self.scheduler.observe(ran, result.device_ms)
         verdicts = self._judge(round_, rows)
+        if round_.branches:
+            self._forks.settle(split_branch_rows(round_.branches, result), round_.parts, rows, verdicts)
         deltas, tally = self._commit(round_, verdicts, rows)
         trace = self._traces.trace_round(round_, verdicts, deltas)
         self._rounds += 1
-        rows_ran = rows_of(ran, self._target.capabilities.min_rows)
+        rows_ran = rows_of(ran, self._target.capabilities.min_rows) + sum(branch.rows for branch in round_.branches)
         self.decoded_rows = rows_ran if complete and not any(part.is_prefill for part in ran) else 0
         round_ms = (self._clock.monotonic_s() - round_.started_s) * MS_PER_S - round_.pages_ms
-        self._speculator.settle(round_, round_ms - round_.draft_ms)
+        self._speculator.settle(round_, round_ms - round_.draft_ms - round_.branch_ms)
         if complete:
             self.scheduler.observe_round_time(ran, sum(len(delta.tokens) for delta in deltas), round_ms)
         self._round = None
@@ -292,9 +300,11 @@ class DecodeLoop:
             self._speculator.propose(round_, room=room, row_price=self._levels.row_price(prompts=prompts))
         round_.draft_ms = (self._clock.monotonic_s() - round_.proposed_s) * MS_PER_S
 
-    def _start_forward(self, parts: Sequence[ScheduledSequence]) -> PendingForward:
+    def _start_forward(self, round_: Round) -> PendingForward:
         """Start a forward, or have it run by whoever waits for it. Raises what the target's forward raises."""
-        batch = [part.segment() for part in parts]
+        batch = [part.segment() for part in round_.parts]
+        if round_.branches:
+            batch += [branch.segment() for branch in round_.branches]
         return WaitingForward(self._target, batch) if self._staged is None else self._staged.start_forward(batch)
 
     def _wait_for_forward(self, round_: Round) -> ForwardResult:
@@ -306,10 +316,11 @@ class DecodeLoop:
             except OutOfMemory as error:
                 if not error.can_go_on or not self.scheduler.make_smaller(round_.parts, str(error)):
                     raise
+            self._forks.end(round_.branches)
             self._speculator.abandon_drafts(round_)
             self.scheduler.begin_anew(round_.parts)
             self._schedule(round_, ALL_RESERVED)
-            round_.forward = self._start_forward(round_.parts) if round_.parts else None
+            round_.forward = self._start_forward(round_) if round_.parts else None
         # all were cancelled, or other flights have the blocks of those that gave way
         return ForwardResult(np.empty((0, self._target.spec.outputs), np.float32), 0.0)
 

@@ -9,8 +9,10 @@ from typing import NamedTuple
 from adapters.loaded_model import ForwardResult, LoadedModel, PendingForward, Segment
 from orchestrator.worker.drafting.port import Draft
 from orchestrator.worker.engine.batch import ScheduledSequence
+from orchestrator.worker.engine.branches import Branch
 from policies.sampling import Row
 from policies.speculation import DraftComparison, DraftSummary, RoundContext
+from policies.speculation.branching import BranchVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,16 @@ class WaitingForward:
         return self.target.forward(self.batch)
 
 
+class OfferedBranch(NamedTuple):
+    """A branch that there might be: it leaves a draft behind `place` tokens of it with `token`, the target's where the
+    draft's is not with the chance `share`, as its drafter has it."""
+
+    place: int
+    token: int
+    share: float
+    sampled: bool
+
+
 class DraftOutcome(NamedTuple):
     """What became of a place's draft: tokens accepted, and what all of it could be compared with."""
 
@@ -35,7 +47,8 @@ class DraftOutcome(NamedTuple):
 class RoundDrafts:
     """What the depth policy decided. `proposed`: drafts as drafters gave them, also where fewer tokens are verified;
     `index`: where each sequence stands among them. `outcomes`: of those that had a draft. `tokens`: so many were
-    committed. `ended`: sequences of which the policy still has to learn."""
+    committed. `ended`: sequences of which the policy still has to learn. `offered`: branches of each sequence that had
+    any, verified or not."""
 
     context: RoundContext
     proposed: list[Draft]
@@ -45,6 +58,8 @@ class RoundDrafts:
     outcomes: dict[str, DraftOutcome] = field(default_factory=dict)
     tokens: int = 0
     ended: list[str] = field(default_factory=list)
+    offered: dict[str, list[OfferedBranch]] = field(default_factory=dict)
+    verdicts: list[BranchVerdict] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -63,10 +78,14 @@ class Round:
     """None where the policy decides nothing: in a pause, and where nobody chooses a token or memory ran out."""
     proposed_s: float = 0.0
     draft_ms: float = 0.0
+    branches: list[Branch] = field(default_factory=list)
+    branch_ms: float = 0.0
+    """What it took to begin them."""
     forward: PendingForward | None = None
 
 
 def split_rows(parts: Sequence[ScheduledSequence], result: ForwardResult) -> list[Row]:
+    """Return the rows of each part. Those of branches come behind all of them."""
     rows: list[Row] = []
     start = 0
     for part in parts:
@@ -74,3 +93,14 @@ def split_rows(parts: Sequence[ScheduledSequence], result: ForwardResult) -> lis
         rows.append(result.logits[start : start + last - first])
         start += last - first
     return rows
+
+
+def split_branch_rows(branches: Sequence[Branch], result: ForwardResult) -> list[tuple[Branch, Row]]:
+    """Return branches with their rows that choose tokens."""
+    start = len(result.logits) - sum(len(branch.draft.tokens) + 1 for branch in branches)
+    pairs: list[tuple[Branch, Row]] = []
+    for branch in branches:
+        end = start + len(branch.draft.tokens) + 1
+        pairs.append((branch, result.logits[start:end]))
+        start = end
+    return pairs

@@ -160,6 +160,19 @@ class Scheduler:
         other._running.append(sequence)
         other._running.sort(key=lambda running: running.admitted_s)
 
+    def lend_slot(self) -> int:
+        """Return a free slot, which is to come back before the round ends; NO_SLOT where there is none."""
+        return self._free_slots.pop() if self._free_slots else NO_SLOT
+
+    def take_back_slot(self, slot: int) -> None:
+        self._free_slots.append(slot)
+
+    def exchange_slot(self, sequence: SequenceState, slot: int) -> None:
+        """Let a sequence that runs go on in a lent slot, which holds what it is to go on from; its own becomes free."""
+        self._target.release(sequence.slot)
+        self.take_back_slot(sequence.slot)
+        sequence.slot = slot
+
     def give_way(self, since_s: float) -> bool:
         """Let the youngest that runs give way, where it did not come before that time. False: nobody did."""
         gives = bool(self._running) and self._running[-1].submitted_s >= since_s

@@ -94,6 +94,9 @@ class SequenceState:
     predicted_right: int = 0
     tolerance_delta: float = -1.0
     tolerated: int = 0
+    branches: int = 0
+    """Of its drafts that were verified, as the next."""
+    branches_taken: int = 0
     by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Tokens that were verified, and those of them that were accepted."""
     shares: list[DrafterShare] = field(default_factory=list)
@@ -200,4 +203,6 @@ class SequenceState:
             predicted_right=self.predicted_right,
             drafters=self.shares,
             tolerated=self.tolerated,
+            branches=self.branches,
+            branches_taken=self.branches_taken,
         )

@@ -3,22 +3,24 @@ and both learn from what became of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from adapters.loaded_model import LoadedModel
+from adapters.loaded_model import ForkableKv, LoadedModel
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import DrafterShare
 from orchestrator.worker.drafting.port import NOTHING, Ask, Draft, Drafter, DraftHints, TallyingDrafter, describe_beside
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.worker.engine.batch import ScheduledSequence, count_min_rows, rows_of
+from orchestrator.worker.engine.branches import Branch
 from orchestrator.worker.engine.draft_counts import add_verified
-from orchestrator.worker.engine.round import DraftOutcome, Round, RoundDrafts
+from orchestrator.worker.engine.round import DraftOutcome, OfferedBranch, Round, RoundDrafts
 from orchestrator.worker.engine.sequence import SequenceState
 from policies.speculation import DraftComparison, DraftSummary, Rest, RoundContext, RoundSequence, RoundTimes
-from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
+from policies.speculation.branching import NO_BRANCHES, BranchOffer, BranchVerdict, RoundBranches
+from policies.speculation.policy import BranchingPolicy, DepthPolicy, DraftLimits, RoundOutcome
 from policies.speculation.probe import Probe
 
 # ADR 0029: a drafter that comes back resets the switch. Not tuned.
@@ -33,6 +35,8 @@ _WATCHED = 4
 """So many drafts a round are shown to the watch, in turn: it takes about 4 us each. ADR 0035."""
 
 
+# The rules by which what is chosen does not depend on drafts.
+_CHOSEN_ALIKE = ("greedy", "coupled")
 _NO_OUTCOME = DraftOutcome()
 _NO_PROPOSAL = DraftSummary()
 
@@ -111,6 +115,7 @@ class Speculator:
         self._target = target
         self._drafter = drafter
         self._policy = policy
+        self._branching = _find_branching(target, policy)
         self._max_depth = max_depth
         self._watch = watch
         self._rounds = self._usable = self._drafting_rounds = 0
@@ -164,6 +169,7 @@ class Speculator:
         """Choose depths by another policy and bound, between two rounds; `running` sequences go on."""
         self._end_pause()
         self._policy, self._max_depth = policy, max_depth
+        self._branching = _find_branching(self._target, policy)
         self._pause = DraftPause()
         for sequence in running:
             self.begin(sequence, drafts=True)
@@ -192,7 +198,8 @@ class Speculator:
         ruled = any(part.sequence.rules is not None for part in deciding)
         if ruled or any(limits.limits):
             self._drafting_rounds += 1
-            drafts = self._draft(parts, deciding, context, self._list_asks(context, limits))
+            branching = self._list_branching(context, deciding)
+            drafts = self._draft(parts, deciding, context, self._list_asks(context, limits, branching))
             summaries = [
                 DraftSummary(len(draft.tokens), draft.confidences, any(draft.proposals))
                 if draft.tokens
@@ -211,6 +218,8 @@ class Speculator:
                 part.draft = NOTHING
         index = {place.key: number for number, place in enumerate(context.places)}
         round_.drafts = RoundDrafts(context, drafts, summaries, depths, index)
+        if self._branching is not None and any(draft.alternatives for draft in drafts):
+            round_.branches = self._choose_branches(self._branching, round_.drafts, deciding)
 
     def describe_shares(self, sequence: SequenceState) -> list[DrafterShare]:
         drafter = self._drafter
@@ -219,7 +228,7 @@ class Speculator:
 
     def abandon_drafts(self, round_: Round) -> None:
         """The round goes on without its drafts: nothing is learned from what it proposed."""
-        drafts, round_.drafts = round_.drafts, None
+        drafts, round_.drafts, round_.branches = round_.drafts, None, []
         for key in drafts.ended if drafts is not None else ():
             self._policy.end(key)
 
@@ -243,7 +252,43 @@ class Speculator:
         context_tokens = sum(part.sequence.cached for part in deciding) / len(deciding)
         return RoundContext(places, base_rows, room, context_tokens, caps.static_widths, filling_rows, row_price)
 
-    def _list_asks(self, context: RoundContext, limits: DraftLimits) -> list[Ask]:
+    def _list_branching(self, context: RoundContext, deciding: Sequence[ScheduledSequence]) -> Collection[str]:
+        """Return whose drafts may go several ways: where rows cost little, of sequences whose tokens do not depend on
+        what was drafted. Nobody's in a round that reads prompts, whose times say nothing of rows."""
+        if self._branching is None or context.filling_rows or context.widths:
+            return ()
+        return {
+            part.sequence.key
+            for part, place in zip(deciding, context.places, strict=True)
+            if not place.fixed
+            and part.sequence.rules is None
+            and part.sequence.cached > 0
+            and part.sequence.submit.sampling.rule in _CHOSEN_ALIKE
+        }
+
+    def _choose_branches(
+        self, policy: BranchingPolicy, drafts: RoundDrafts, deciding: Sequence[ScheduledSequence]
+    ) -> list[Branch]:
+        """Return the branches that are worth it, and note in `drafts` all that there might be."""
+        vocabulary = self._target.spec.vocabulary_size
+        offers, ways = [], []
+        for number, (part, draft) in enumerate(zip(deciding, drafts.proposed, strict=True)):
+            sampled = part.sequence.submit.sampling.temperature > 0.0
+            for way in draft.alternatives:
+                if way.place < drafts.depths[number] and all(0 <= token < vocabulary for token in way.tokens):
+                    share, *further = way.confidences
+                    rows = part.num_query_tokens + way.place + 1
+                    offers.append(BranchOffer(number, way.place, share, further, rows, sampled))
+                    ways.append((part, draft, way))
+                    offered = drafts.offered.setdefault(part.sequence.key, [])
+                    offered.append(OfferedBranch(way.place, way.tokens[0], share, sampled))
+        chosen = policy.choose_branches(drafts.context, drafts.depths, offers)
+        return [
+            Branch(part, draft.turn(way, further))
+            for (part, draft, way), further in ((ways[choice.offer], choice.further) for choice in chosen)
+        ]
+
+    def _list_asks(self, context: RoundContext, limits: DraftLimits, branching: Collection[str]) -> list[Ask]:
         return [
             Ask(
                 place.key,
@@ -256,6 +301,7 @@ class Speculator:
                 cheap_only=limits.cheap_only and not place.fixed,
                 fixed=place.fixed,
                 gain=limits.gain,
+                alternatives=place.key in branching,
             )
             for place, limit in zip(context.places, limits.limits, strict=True)
             if limit > 0
@@ -313,11 +359,16 @@ class Speculator:
             draft = drafts.proposed[number]
             if not draft.tokens and not part.draft.tokens:
                 return
+            verified = len(part.draft.tokens)
+            if part.chain_accepted >= 0:  # another draft stands in the place of the one that is judged here
+                accepted, verified = part.chain_accepted, drafts.depths[number]
             comparison = _compare_draft(part, draft, accepted, taken)
+            if sequence.key in drafts.offered:
+                drafts.verdicts += _judge_offers(drafts.offered[sequence.key], comparison, taken)
             drafts.outcomes[sequence.key] = DraftOutcome(accepted, comparison)
             every = 1 + (len(drafts.depths) - 1) // _WATCHED
             if number % every == self._drafting_rounds % every:
-                right, verified = max(accepted, comparison.accepted), len(part.draft.tokens)
+                right = max(accepted, comparison.accepted)
                 self._watch.add(sequence.submit, draft, verified, right, comparison.compared)
 
     def settle(self, round_: Round, verify_ms: float) -> None:
@@ -341,6 +392,7 @@ class Speculator:
                 [outcome.comparison for outcome in outcomes],
                 times,
                 drafts.tokens,
+                self._sum_branches(round_, drafts),
             ),
         )
         for key in drafts.ended:
@@ -352,6 +404,13 @@ class Speculator:
             if self._usable > before:
                 self._policy.reset_gain()
 
+    def _sum_branches(self, round_: Round, drafts: RoundDrafts) -> RoundBranches:
+        branches = round_.branches
+        if not branches and not drafts.verdicts:
+            return NO_BRANCHES
+        rows = sum(branch.rows for branch in branches)
+        return RoundBranches(len(branches), rows, round_.branch_ms, drafts.verdicts)
+
     def memory_bytes(self) -> int:
         """What the drafter remembers, running sequences excluded; an estimate."""
         return self._drafter.memory_bytes()
@@ -360,6 +419,28 @@ class Speculator:
         rest = self._policy.rest
         states = self._drafter.states()
         return states if rest is Rest.NONE else [_let_rest(state, rest) for state in states]
+
+
+def _find_branching(target: LoadedModel, policy: DepthPolicy) -> BranchingPolicy | None:
+    """Return the policy where drafts may go several ways: slots can be forked, and rows cost little."""
+    if not isinstance(policy, BranchingPolicy) or not isinstance(target, ForkableKv):
+        return None
+    return policy if policy.branches else None
+
+
+def _judge_offers(
+    offered: Sequence[OfferedBranch], comparison: DraftComparison, taken: Sequence[int]
+) -> list[BranchVerdict]:
+    """Return what became of a sequence's offered branches where its draft was wrong; they need not have been
+    verified."""
+    place = comparison.accepted
+    if place == comparison.compared:
+        return []
+    return [
+        BranchVerdict(offer.share, offer.sampled, offer.token == taken[place])
+        for offer in offered
+        if offer.place == place
+    ]
 
 
 def _let_rest(state: DrafterState, rest: Rest) -> DrafterState:
@@ -386,7 +467,7 @@ def _pad_draft(sequence: SequenceState, draft: Draft, count: int) -> Draft:
 def _compare_draft(part: ScheduledSequence, draft: Draft, accepted: int, taken: Sequence[int]) -> DraftComparison:
     """Return what is known of a draft's tokens. Where the target's choice does not depend on drafts, those that were
     not verified are compared with what it went on to choose."""
-    if part.sequence.submit.sampling.rule not in ("greedy", "coupled"):
+    if part.sequence.submit.sampling.rule not in _CHOSEN_ALIKE:
         return DraftComparison(accepted, min(len(part.draft.tokens), accepted + 1))
     right = 0
     for token, chosen in zip(draft.tokens, taken, strict=False):
