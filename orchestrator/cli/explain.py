@@ -39,6 +39,7 @@ def explain(
     for route in answer["routes"]:
         _print_route(route, answer.get("model", ""))
     print_lines(*(f"{name}: {endpoint}" for name, endpoint in answer["endpoints"].items()))
+    print_lines(*(f"branches of drafts on {name}: {why}" for name, why in answer["branches"].items()))
 
 
 def _print_history(request: dict[str, Any], canary: dict[str, Any] | None) -> None:
@@ -104,6 +105,8 @@ def describe_history(request: dict[str, Any]) -> list[str]:
     )
     if drafted:
         lines.append(f"drafts: {drafted} tokens in {rounds} rounds, {accepted} accepted ({accepted / drafted:.0%})")
+    if request["branches"]:
+        lines.append(f"branches: {request['branches']} verified beside drafts, {request['branches_taken']} taken")
     if request["prediction_tokens"]:
         lines.append(describe_prediction(request))
     if request["other_bits_from"]:

@@ -168,6 +168,7 @@ def _list_how_it_runs(answer: dict[str, Any]) -> list[tuple[str, str]]:
         ("why this class", ready["class_reason"] or "nothing was measured"),
         *(("class not taken", rejected) for rejected in ready["classes_rejected"]),
         ("first costs of rounds", ready["costs_from"]),
+        ("branches of drafts", ready["branches"]),
     ]
 
 

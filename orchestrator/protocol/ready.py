@@ -95,6 +95,8 @@ class ReadyDrafting(msgspec.Struct, frozen=True):
     """Requests that say nothing get up to `max_depth` drafts in every round, as many as are proposed."""
     costs_from: str = ""
     """What the depth policy knew of rounds before the first."""
+    branches: str = ""
+    """Whether other ways of a draft are verified beside it, and why."""
     no_drafts: str = ""
     """Why nothing can be drafted for this model, "" where it can."""
     canary_drafters: list[str] = []

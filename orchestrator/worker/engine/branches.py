@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from adapters.errors import CapacityError
+from adapters.errors import CapacityError, Unsupported
 from adapters.loaded_model import ForkableKv, LoadedModel, Segment
 from orchestrator.worker.drafting.port import Draft
 from orchestrator.worker.engine.batch import ScheduledSequence
@@ -56,7 +56,7 @@ class BranchForks:
             begun.append(branch)
             try:
                 target.fork(slot, branch.part.sequence.slot, cached, cached)
-            except CapacityError:
+            except (CapacityError, Unsupported):  # in stages, of which one may not be able to
                 self.end([begun.pop()])
                 break
         while begun:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from adapters.borrowed_slots import borrow_slots
-from adapters.contract import NO_REWIND, LoadedModel, StagedModel
+from adapters.contract import NO_REWIND, ForkableKv, LoadedModel, StagedModel
 from adapters.grammar import GrammarCompiler
 from adapters.tokenizer import load_tokenizer
 from device_profiles.cost import StepCost
@@ -57,6 +57,7 @@ from policies.models.device_layers import describe_layers
 from policies.serving.canary import CanaryVariant
 from policies.serving.slo import NO_OBJECTIVES
 from policies.speculation.adaptive import Adaptive
+from policies.speculation.branching import explain_branches
 from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import DepthPolicy
 
@@ -175,6 +176,14 @@ def first_cost(target: LoadedSource, options: EngineOptions, *, drafts: bool = T
 
 def adaptive(first: FirstCost, options: EngineOptions) -> Adaptive:
     return Adaptive(start_cost_model(first.cost), options.pid, options.starting_depth)
+
+
+def _describe_branches(model: LoadedModel, options: EngineOptions, first: FirstCost) -> str:
+    if count_flights(model, options) > 1:
+        return "none: its stages run several rounds at a time"
+    if not isinstance(model, ForkableKv):
+        return "none: its runtime cannot fork a sequence"
+    return explain_branches(first.cost) if first.known else "none: what rows cost was not measured"
 
 
 def build_grammars(target: LoadedSource) -> Grammars:
@@ -334,6 +343,7 @@ def ready_of(
             starting_depth=options.starting_depth,
             fixed_depth=options.fixed_depth,
             costs_from=first.source,
+            branches=_describe_branches(target.model, options, first),
             no_drafts="" if caps.rewinds else NO_REWIND,
             canary_drafters=options.canary_drafters,
             canary_depth=options.canary_depth,

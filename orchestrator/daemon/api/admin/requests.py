@@ -59,6 +59,7 @@ def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: Name
             "canary": None if target.trial is None else describe_trial(target.trial.view()),
             "routes": [describe_route(route) for route in routes],
             "endpoints": _describe_endpoints(target),
+            "branches": _describe_branches(target),
             "requests": [
                 {
                     **_describe(view, name_owner),
@@ -92,6 +93,12 @@ def _describe_endpoints(target: AdminTarget) -> dict[str, str]:
         for name, ready in served
         if ready.device.adapter == ENDPOINT
     }
+
+
+def _describe_branches(target: AdminTarget) -> dict[str, str]:
+    """Return of each replica that drafts whether other ways of drafts are verified beside them, and why, by name."""
+    served = [(replica.name, replica.ready) for replica in target.control.view().replicas if replica.ready is not None]
+    return {name: ready.drafting.branches for name, ready in served if ready.drafting.max_depth}
 
 
 def _explain(target: AdminTarget, request_id: str) -> tuple[list[RouteView], list[RequestView]]:

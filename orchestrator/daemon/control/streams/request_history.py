@@ -169,8 +169,8 @@ class RequestView:
     lives). `owner`: of whose key, by the key's id. `depth`: draft tokens a round, of its newest rounds. `queue_ms`: it
     waited here and at its first worker. `digest` names what it asks for ("": not known yet). Its client
     brought `prediction_tokens` that it expected; `predicted` of them were verified, and `predicted_right` were right.
-    `drafters`: what each did, of late where it lives. `lane`: the canary's variant that served it, `tolerated`: see
-    RequestStats. It never has the text.
+    `drafters`: what each did, of late where it lives. `lane`: the canary's variant that served it. `tolerated` and
+    `branches`: see RequestStats. It never has the text.
     """
 
     request_id: str
@@ -192,6 +192,8 @@ class RequestView:
     predicted_right: int = 0
     lane: str = ""
     tolerated: int = 0
+    branches: int = 0
+    branches_taken: int = 0
     rounds: tuple[RoundsView, ...] = ()
     moves: tuple[MoveView, ...] = ()
     other_bits_from: tuple[int, ...] = ()
@@ -221,6 +223,8 @@ class RequestHistory:
     predicted_right: int = 0
     lane: str = ""
     tolerated: int = 0
+    branches: int = 0
+    branches_taken: int = 0
     rounds: list[RoundsView] = field(default_factory=list)
     moves: list[MoveView] = field(default_factory=list)
     other_bits_from: list[int] = field(default_factory=list)
@@ -253,6 +257,8 @@ class RequestHistory:
             self.predicted += delta.stats.predicted - before.predicted
             self.predicted_right += delta.stats.predicted_right - before.predicted_right
             self.tolerated += delta.stats.tolerated - before.tolerated
+            self.branches += delta.stats.branches - before.branches
+            self.branches_taken += delta.stats.branches_taken - before.branches_taken
             self._add(RoundsView(now_s - self.opened_s, 1, len(delta.tokens), drafted, accepted))
             if delta.stats.drafters:
                 self._shares = {share.name: share for share in delta.stats.drafters}
@@ -298,6 +304,8 @@ class RequestHistory:
             predicted_right=self.predicted_right,
             lane=self.lane,
             tolerated=self.tolerated,
+            branches=self.branches,
+            branches_taken=self.branches_taken,
             rounds=tuple(map(replace, self.rounds)),
             moves=tuple(self.moves),
             other_bits_from=tuple(self.other_bits_from),
