@@ -93,7 +93,7 @@ def explain_branches(cost: StepCost) -> str:
     ratio = compare_rows(cost)
     compared = f"{_ROWS} rows take {ratio:.2f} times as long as one"
     if ratio < MOST_ROW_RATIO:
-        return f"up to {MOST_BRANCHES} a round: {compared}"
+        return f"up to {MOST_BRANCHES} a round, by the rules greedy and coupled: {compared}"
     return f"none: {compared}, and less than {MOST_ROW_RATIO:g} times is needed"
 
 

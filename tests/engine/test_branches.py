@@ -3,75 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from adapters.contract import LoadedModel
-from adapters.simulated.script import Script
 from device_profiles.cost import StepCost
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.rounds import RequestStats, RoundReport
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.model import ModelDrafter
-from orchestrator.worker.drafting.port import Alternative, Ask, Draft, Drafter
-from orchestrator.worker.engine.loop import DecodeLoop
+from orchestrator.worker.drafting.port import Ask, Draft, Drafter
 from policies.sampling import Sampling
-from policies.speculation.adaptive import Adaptive
-from policies.speculation.cost_model import start_cost_model
 from tests.engine.test_drawn_drafts import LENGTH, PROMPT, chances, unlike
-from tests.support.drafters import KnowingDrafter, texts_of
+from tests.support.branches import FLAT, FlatModel, TurningDrafter, branching_loop, count_branches, last_stats
+from tests.support.drafters import texts_of
 from tests.support.failing import FailingModel
 from tests.support.flights import cut_toy
 from tests.support.loops import alone, decode, loop_over, requests, suffix, toy
-from tests.support.simulated_time import SimulatedClock, TimedModel
+from tests.support.simulated_time import SimulatedClock
 
-FLAT = StepCost((1.0, 512.0), (30.0, 32.0))
 STEEP = StepCost((1.0, 512.0), (30.0, 800.0))
-
-
-class TurningDrafter(KnowingDrafter):
-    """Where its draft errs it knows another way, which is the target's own but for every third time."""
-
-    def _draft(self, ask: Ask) -> Draft:
-        draft, every, self._wrong_every = super()._draft(ask), self._wrong_every, 0
-        right, self._wrong_every = super()._draft(ask).tokens, every
-        if not ask.alternatives:
-            return draft
-        ways = [
-            Alternative(place, right[place : place + 3] if place % 3 else (7, 7), (0.9,) * min(3, len(right) - place))
-            for place, (own, token) in enumerate(zip(draft.tokens, right, strict=True))
-            if own != token
-        ]
-        doubted = tuple(0.6 if own != token else 0.9 for own, token in zip(draft.tokens, right, strict=True))
-        return Draft(draft.tokens, doubted, self.name, alternatives=tuple(ways))
-
-
-class FlatModel(TimedModel):
-    """The simulated model, of that cost: by default of a device on which rows are nearly free."""
-
-    def __init__(self, cost: StepCost = FLAT, script: str = "") -> None:
-        self.clock = SimulatedClock()
-        super().__init__(self.clock)
-        self._cost, self._script = cost, Script.parse(script)
-
-
-def branching_loop(model: LoadedModel, drafter: Drafter, cost: StepCost = FLAT, **settings: Any) -> DecodeLoop:
-    """A loop in the model's time; where it has none forwards take no time, and costs stay as they are."""
-    clock = model.clock if isinstance(model, FlatModel) else SimulatedClock()
-    return loop_over(model, drafter, policy=Adaptive(start_cost_model(cost)), clock=clock, **settings)
-
-
-def last_stats(rounds: Sequence[RoundReport]) -> list[RequestStats]:
-    stats = {delta.request_id: delta.stats for done in rounds for delta in done.deltas}
-    return [of_request for of_request in stats.values() if of_request is not None]
-
-
-def count_branches(rounds: Sequence[RoundReport]) -> tuple[int, int]:
-    stats = last_stats(rounds)
-    return sum(one.branches for one in stats), sum(one.branches_taken for one in stats)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +35,9 @@ def expected(asked) -> dict[str, list[int]]:
     return alone(asked)
 
 
-def draft_model(agree: float) -> ModelDrafter:
+def draft_model(agree: float, clock: SimulatedClock | None = None) -> ModelDrafter:
     """A draft model that is right so often, and takes a tenth of the target's time."""
-    model = FlatModel(FLAT.scale_by(0.1), f"agree={agree}")
+    model = FlatModel(FLAT.scale_by(0.1), f"agree={agree}", clock)
     return ModelDrafter(model, DrafterState("small", "model"), model.clock, vocabulary=272, prefill_ms=50.0)
 
 
@@ -94,7 +45,7 @@ def draft_model(agree: float) -> ModelDrafter:
 @pytest.mark.parametrize("kind", ["suffix", "model", "chain", "turning"])
 def test_identity_with_target_only_decoding(asked, expected, running, kind):
     texts = texts_of(asked, expected)
-    drafters = {
+    drafters: dict[str, Callable[[], Drafter]] = {
         "suffix": suffix,
         "model": lambda: draft_model(0.5),
         "chain": lambda: ChainDrafter([suffix(), draft_model(0.4)]),
@@ -106,6 +57,21 @@ def test_identity_with_target_only_decoding(asked, expected, running, kind):
     verified, taken = count_branches(rounds)
     assert 0 < taken < verified
     assert model.free_blocks() == model.capabilities.total_blocks
+
+
+@pytest.mark.parametrize("kind", ["model", "chain"])
+def test_they_make_more_tokens_in_the_same_time_than_the_best_chain(kind):
+    """In simulated time, of which every forward takes what its cost says."""
+
+    def measure_rate(branches: bool) -> float:
+        model = FlatModel()
+        drafter = draft_model(0.6, model.clock)
+        chain = drafter if kind == "model" else ChainDrafter([suffix(), drafter])
+        began_s = model.clock.now_s
+        out, _ = decode(branching_loop(model, chain, branches=branches, running=1), requests(6, max_tokens=120))
+        return sum(map(len, out.values())) / (model.clock.now_s - began_s)
+
+    assert measure_rate(True) > 1.03 * measure_rate(False)
 
 
 @pytest.mark.parametrize(("slots", "rows", "blocks"), [(4, 24, 4096), (8, 9, 4096), (8, 256, 26), (3, 256, 4096)])

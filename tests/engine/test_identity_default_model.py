@@ -23,6 +23,8 @@ from orchestrator.worker.drafting.prediction import PredictionDrafter
 from orchestrator.worker.engine.loop import DecodeLoop
 from policies.sampling import Sampling
 from tests.engine.conftest import load
+from tests.support.branches import TurningDrafter, branching_loop, count_branches
+from tests.support.drafters import texts_of
 from tests.support.kv_moves import MovingLoop
 from tests.support.loops import decode, loop_over, suffix
 
@@ -99,6 +101,17 @@ def test_speculation_never_changes_a_token(model, prompts, case, running, depth)
     out, rounds = decode(loop_over(model, suffix(), running=running), submits(prompts, sampling, depth))
     assert out == expected
     assert sum(done.accepted for done in rounds) > 0
+
+
+def test_branches_never_change_a_token(model, prompts, case):
+    """With costs of a device on which rows are nearly free, and forks of the runtime's own."""
+    sampling, expected = case
+    asked = submits(prompts, sampling)
+    drafter = TurningDrafter(texts_of(asked, expected), wrong_every=2)
+    out, rounds = decode(branching_loop(model, drafter, running=3), asked)
+    assert out == expected
+    verified, taken = count_branches(rounds)
+    assert 0 < taken < verified
 
 
 @pytest.mark.parametrize("edited", [False, True])

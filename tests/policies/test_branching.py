@@ -119,6 +119,7 @@ def test_dear_forks_stop_and_are_tried_again():
 
 
 def test_what_is_said_of_a_device_names_the_figure_and_the_bound():
-    assert explain_branches(FLAT) == "up to 4 a round: 16 rows take 1.01 times as long as one"
+    flat = "up to 4 a round, by the rules greedy and coupled: 16 rows take 1.01 times as long as one"
+    assert explain_branches(FLAT) == flat
     steep = StepCost((1.0, 16.0), (10.0, 22.0))
     assert explain_branches(steep) == "none: 16 rows take 2.20 times as long as one, and less than 1.4 times is needed"

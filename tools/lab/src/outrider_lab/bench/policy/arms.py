@@ -11,8 +11,9 @@ from device_profiles.cost import StepCost
 from outrider_lab.replay.fixed import FixedDepth
 from policies.speculation import DraftSummary, Rest, RoundContext
 from policies.speculation.adaptive import Adaptive
+from policies.speculation.branching import BranchOffer, ChosenBranch
 from policies.speculation.cost_model import CostModel, start_cost_model
-from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
+from policies.speculation.policy import BranchingPolicy, DepthPolicy, DraftLimits, RoundOutcome
 
 PLAIN, CONTROL, ADAPTIVE = "plain", "control", "adaptive"
 FIXED_DEPTHS = tuple(range(1, 9))
@@ -77,6 +78,18 @@ class Timed:
     def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
         """See the port."""
         return self._take_time(self.policy.decide_depths, now, proposals)
+
+    @property
+    def branches(self) -> bool:
+        """See the port."""
+        return isinstance(self.policy, BranchingPolicy) and self.policy.branches
+
+    def choose_branches(
+        self, now: RoundContext, depths: Sequence[int], offers: Sequence[BranchOffer]
+    ) -> list[ChosenBranch]:
+        """See the port. Nobody asks where there are none."""
+        assert isinstance(self.policy, BranchingPolicy)  # noqa: S101
+        return self._take_time(self.policy.choose_branches, now, depths, offers)
 
     def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
         """See the port."""
