@@ -33,13 +33,14 @@ _KEPT = 0.995
 
 
 class BranchOffer(NamedTuple):
-    """A branch that there may be. It leaves the draft of sequence `number` behind `place` tokens of it. `share`: the
-    chance, as its drafter has it, that its first token is the target's where the draft's own is not. `confidences`: of
-    its further tokens, each if all before it are right. It has `rows`, the further tokens not counted. `sampled`: its
-    request's temperature is above 0."""
+    """A branch that there may be. It leaves the draft of sequence `number` behind `place` tokens of it, with `token`.
+    `share`: the chance, as its drafter has it, that this is the target's where the draft's own is not. `confidences`:
+    of its further tokens, each if all before it are right. It has `rows`, the further tokens not counted. `sampled`:
+    its request's temperature is above 0."""
 
     number: int
     place: int
+    token: int
     share: float
     confidences: Sequence[float]
     rows: int
@@ -53,22 +54,14 @@ class ChosenBranch(NamedTuple):
     further: int
 
 
-class BranchVerdict(NamedTuple):
-    """The draft was wrong where an offered branch leaves it; `right`: the branch's first token was the target's."""
-
-    share: float
-    sampled: bool
-    right: bool
-
-
 class RoundBranches(NamedTuple):
-    """What became of a round's branches: so many forks of so many `rows`, which it took `fork_ms` to begin. Offers that
-    were not verified have verdicts too."""
+    """What became of a round's branches: so many forks of so many `rows`, which it took `fork_ms` to begin. `verdicts`:
+    whether the tokens of offers were the target's, verified or not, where the draft was wrong at their places."""
 
     forks: int = 0
     rows: int = 0
     fork_ms: float = 0.0
-    verdicts: Sequence[BranchVerdict] = ()
+    verdicts: Sequence[tuple[BranchOffer, bool]] = ()
 
 
 NO_BRANCHES = RoundBranches()
@@ -154,8 +147,8 @@ def _extend(first: float, confidences: Sequence[float], added_ms: Sequence[float
 def observe_branches(state: BranchState, done: RoundBranches) -> BranchState:
     """Take in what became of a round's branches, and of those that were offered."""
     calibrations = [state.greedy, state.sampled]
-    for share, sampled, right in done.verdicts:
-        calibrations[sampled] = observe_token_outcome(calibrations[sampled], share, right)
+    for offer, right in done.verdicts:
+        calibrations[offer.sampled] = observe_token_outcome(calibrations[offer.sampled], offer.share, right)
     fork_ms = _KEPT * state.fork_ms
     if done.forks:
         fork_ms = update_mean(state.fork_ms, done.fork_ms / done.forks, _NEWEST_FORK)

@@ -26,13 +26,13 @@ STEEP = StepCost((1.0, 512.0), (30.0, 800.0))
 
 
 @pytest.fixture(scope="module")
-def asked() -> list[Submit]:
+def submits() -> list[Submit]:
     return requests(10)
 
 
 @pytest.fixture(scope="module")
-def expected(asked) -> dict[str, list[int]]:
-    return alone(asked)
+def expected(submits) -> dict[str, list[int]]:
+    return alone(submits)
 
 
 def draft_model(agree: float, clock: SimulatedClock | None = None) -> ModelDrafter:
@@ -43,8 +43,8 @@ def draft_model(agree: float, clock: SimulatedClock | None = None) -> ModelDraft
 
 @pytest.mark.parametrize("running", [1, 3, 8])
 @pytest.mark.parametrize("kind", ["suffix", "model", "chain", "turning"])
-def test_identity_with_target_only_decoding(asked, expected, running, kind):
-    texts = texts_of(asked, expected)
+def test_identity_with_target_only_decoding(submits, expected, running, kind):
+    texts = texts_of(submits, expected)
     drafters: dict[str, Callable[[], Drafter]] = {
         "suffix": suffix,
         "model": lambda: draft_model(0.5),
@@ -52,7 +52,7 @@ def test_identity_with_target_only_decoding(asked, expected, running, kind):
         "turning": lambda: TurningDrafter(texts, wrong_every=2),
     }
     model = FlatModel()
-    out, rounds = decode(branching_loop(model, drafters[kind](), running=running), asked)
+    out, rounds = decode(branching_loop(model, drafters[kind](), running=running), submits)
     assert out == expected
     verified, taken = count_branches(rounds)
     assert 0 < taken < verified
@@ -75,32 +75,32 @@ def test_they_make_more_tokens_in_the_same_time_than_the_best_chain(kind):
 
 
 @pytest.mark.parametrize(("slots", "rows", "blocks"), [(4, 24, 4096), (8, 9, 4096), (8, 256, 26), (3, 256, 4096)])
-def test_branches_take_what_is_left_of_slots_rows_and_blocks(asked, expected, slots, rows, blocks):
+def test_branches_take_what_is_left_of_slots_rows_and_blocks(submits, expected, slots, rows, blocks):
     """The model refuses a forward that breaks its bounds."""
     model = toy(slots=slots, rows=rows, kv_blocks=blocks)
-    drafter = TurningDrafter(texts_of(asked, expected), wrong_every=2)
-    out, rounds = decode(branching_loop(model, drafter, running=3), asked)
+    drafter = TurningDrafter(texts_of(submits, expected), wrong_every=2)
+    out, rounds = decode(branching_loop(model, drafter, running=3), submits)
     assert out == expected
     assert count_branches(rounds)[0] > 0, "the last ones run alone"
     assert model.free_blocks() == model.capabilities.total_blocks
 
 
 @pytest.mark.parametrize("most_rows", [4, 12])
-def test_a_forward_without_memory_ends_its_branches(asked, expected, most_rows):
+def test_a_forward_without_memory_ends_its_branches(submits, expected, most_rows):
     inner = toy()
     model = FailingModel(inner)
     model.most_rows = most_rows
-    loop = branching_loop(model, TurningDrafter(texts_of(asked, expected), wrong_every=2), running=3)
-    assert decode(loop, asked)[0] == expected
+    loop = branching_loop(model, TurningDrafter(texts_of(submits, expected), wrong_every=2), running=3)
+    assert decode(loop, submits)[0] == expected
     assert model.failed
     assert inner.free_blocks() == inner.capabilities.total_blocks
 
 
-def test_a_request_that_is_cancelled_while_its_branches_run_leaves_nothing(asked, expected, tmp_path):
+def test_a_request_that_is_cancelled_while_its_branches_run_leaves_nothing(submits, expected, tmp_path):
     """Of a target in stages, whose forwards run while the loop hears of the cancellation."""
     model = cut_toy(tmp_path)
-    loop = branching_loop(model, TurningDrafter(texts_of(asked, expected), wrong_every=2), running=3)
-    for submit in asked[:3]:
+    loop = branching_loop(model, TurningDrafter(texts_of(submits, expected), wrong_every=2), running=3)
+    for submit in submits[:3]:
         loop.submit(submit)
     out: dict[str, list[int]] = {}
     cancelled = False
@@ -122,9 +122,9 @@ def test_a_request_that_is_cancelled_while_its_branches_run_leaves_nothing(asked
     model.close()
 
 
-def test_what_was_branched_is_remembered_for_the_next_turn(asked, expected):
+def test_what_was_branched_is_remembered_for_the_next_turn(submits, expected):
     """A conversation goes on behind its answer, of which a fork has fixed blocks."""
-    first = asked[8]
+    first = submits[8]
     loop = branching_loop(toy(), TurningDrafter(texts_of([first], expected), wrong_every=2))
     out, rounds = decode(loop, [first])
     assert count_branches(rounds)[1] > 0
@@ -135,8 +135,8 @@ def test_what_was_branched_is_remembered_for_the_next_turn(asked, expected):
 
 def test_the_output_is_distributed_as_the_targets():
     sampling = [Sampling(1.0, top_k=3, seed=seed) for seed in range(1200)]
-    asked = [Submit(str(one.seed), PROMPT, LENGTH, one) for one in sampling]
-    out, rounds = decode(branching_loop(FlatModel(), draft_model(0.4), running=1), asked)
+    submits = [Submit(str(one.seed), PROMPT, LENGTH, one) for one in sampling]
+    out, rounds = decode(branching_loop(FlatModel(), draft_model(0.4), running=1), submits)
     assert count_branches(rounds)[1] > 50
     counts = Counter(tuple(tokens) for tokens in out.values())
     assert unlike(counts, chances(sampling[0], LENGTH)) > 1e-3

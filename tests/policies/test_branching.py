@@ -11,7 +11,6 @@ from policies.speculation.branching import (
     MOST_ROW_RATIO,
     BranchOffer,
     BranchState,
-    BranchVerdict,
     RoundBranches,
     choose_branches,
     compare_rows,
@@ -39,7 +38,7 @@ def rounds(draw):
     places = [RoundSequence(str(number), 8) for number in range(len(reached))]
     now = RoundContext(places, len(reached), sum(depths) + draw(st.integers(0, 30)))
     offer = st.builds(
-        lambda number, place, share, further, sampled: BranchOffer(number, place, share, further, place + 2, sampled),
+        lambda number, place, share, more, sampled: BranchOffer(number, place, 7, share, more, place + 2, sampled),
         st.integers(0, len(reached) - 1),
         st.integers(0, 5),
         UNIT,
@@ -82,8 +81,8 @@ def test_with_free_rows_and_forks_the_likeliest_are_taken(of_round, value):
     now, depths, reached, offers = of_round
     now, free = now._replace(room=500), start_cost_model(StepCost((1.0, 64.0), (30.0, 30.0)))
     chosen = choose_branches(BranchState(), free, now, depths, reached, offers, value)
-    there = [offer for offer in offers if offer.place < depths[offer.number]]
-    firsts = sorted((expect(BranchState(), reached, offer, 0) for offer in there), reverse=True)
+    verified = [offer for offer in offers if offer.place < depths[offer.number]]
+    firsts = sorted((expect(BranchState(), reached, offer, 0) for offer in verified), reverse=True)
     taken = sorted((expect(BranchState(), reached, offers[choice.offer], 0) for choice in chosen), reverse=True)
     likely = [first for first in firsts if first >= 0.03]
     assert taken[: len(likely)] == pytest.approx(likely[:MOST_BRANCHES])
@@ -91,7 +90,7 @@ def test_with_free_rows_and_forks_the_likeliest_are_taken(of_round, value):
 
 def test_branches_that_never_come_true_stop_and_begin_again():
     now = RoundContext([RoundSequence("a", 8)], 1, 60)
-    offers, cost = [BranchOffer(0, 0, 0.5, (), 2)], start_cost_model(FLAT)
+    offers, cost = [BranchOffer(0, 0, 7, 0.5, (), 2)], start_cost_model(FLAT)
 
     def is_chosen(state: BranchState) -> bool:
         return bool(choose_branches(state, cost, now, [2], [[0.6, 0.5]], offers, 1 / 30))
@@ -99,17 +98,17 @@ def test_branches_that_never_come_true_stop_and_begin_again():
     state = BranchState()
     assert is_chosen(state)
     for _ in range(150):
-        state = observe_branches(state, RoundBranches(1, 2, 0.2, [BranchVerdict(0.5, False, False)]))
+        state = observe_branches(state, RoundBranches(1, 2, 0.2, [(offers[0], False)]))
     assert not is_chosen(state)
     assert is_chosen(state._replace(greedy=BranchState().greedy)), "it is the outcomes, not the time of forks"
     for _ in range(80):  # nobody is forked for it: the target's choice says so without
-        state = observe_branches(state, RoundBranches(verdicts=[BranchVerdict(0.5, False, True)]))
+        state = observe_branches(state, RoundBranches(verdicts=[(offers[0], True)]))
     assert is_chosen(state)
 
 
 def test_dear_forks_stop_and_are_tried_again():
     now = RoundContext([RoundSequence("a", 8)], 1, 60)
-    offers, cost, state = [BranchOffer(0, 0, 0.5, (), 2)], start_cost_model(FLAT), BranchState()
+    offers, cost, state = [BranchOffer(0, 0, 7, 0.5, (), 2)], start_cost_model(FLAT), BranchState()
     for _ in range(10):
         state = observe_branches(state, RoundBranches(1, 2, 30.0))
     assert not choose_branches(state, cost, now, [2], [[0.6, 0.5]], offers, 1 / 30)

@@ -16,7 +16,7 @@ from policies.sampling import DraftDistribution, Row, Sampling, choose
 
 # Of a token, that branches are made for. ADR 0076: with the likeliest alone a hidden share of 0.36, and not 0.8, at an
 # agreement of 0.8.
-RIVALS = 3
+_RIVALS = 3
 _NEVER = np.float32(-1e30)  # a logit; infinity is refused
 
 
@@ -92,16 +92,16 @@ class Outputs:
         return whole
 
 
-def find_rivals(row: Row, column: int, sampling: Sampling, position: int, most: int) -> list[tuple[int, float]]:
-    """Return the `most` columns that would be chosen at a position, one after the other, if a column and those before
-    could not be, each with its probability among all but that column. `row`: logits, float32, shape (columns,). Raises
-    NotFinite."""
+def find_rivals(row: Row, column: int, sampling: Sampling, position: int, *, several: bool) -> list[tuple[int, float]]:
+    """Return the columns that would be chosen at a position, one after the other, if a column and those before could
+    not be, each with its probability among all but that column: the first of them, or `several`. `row`: logits,
+    float32, shape (columns,). Raises NotFinite."""
     left = row.copy()
     left[column] = _NEVER
     weights = np.exp((left - left.max()) / np.float32(sampling.temperature or 1.0))
     every = float(weights.sum(dtype=np.float64))
     rivals = []
-    for _ in range(min(most, len(row) - 1)):
+    for _ in range(min(_RIVALS if several else 1, len(row) - 1)):
         rival = choose(left, sampling, position)
         rivals.append((rival, float(weights[rival]) / every))
         left[rival] = _NEVER

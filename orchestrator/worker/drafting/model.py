@@ -28,15 +28,7 @@ from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.worker.drafting.cache import NO_SLOT, DraftCache, DraftSequence, count_common_prefix
 from orchestrator.worker.drafting.cascade import Cascade
 from orchestrator.worker.drafting.gate import DraftGate
-from orchestrator.worker.drafting.growing import (
-    RIVALS,
-    GrowingDraft,
-    Outputs,
-    Proposal,
-    Rival,
-    find_rivals,
-    probability_of,
-)
+from orchestrator.worker.drafting.growing import GrowingDraft, Outputs, Proposal, Rival, find_rivals, probability_of
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter, Outcome
 from policies.running_mean import update_mean
 from policies.sampling import NotFinite, Row, Rule, Sampling, choose, propose
@@ -374,8 +366,8 @@ class ModelDrafter:
         probability = probability_of(row, chosen, sampling.temperature)
         self._append(growing, token, probability)
         if self._branches or growing.ask.alternatives:
-            most = RIVALS if self._branches else 1  # of an alternative the second has nearly all that there is
-            rivals = find_rivals(row, chosen, sampling, behind + len(growing.tokens) - 1, most)
+            at = behind + len(growing.tokens) - 1
+            rivals = find_rivals(row, chosen, sampling, at, several=self._branches)
             growing.rivals.append(
                 [Rival(self._outputs.token(rival) if by_column else rival, share) for rival, share in rivals]
             )

@@ -23,7 +23,7 @@ from orchestrator.worker.engine.draft_counts import DrafterCounts, RoundDraftCou
 from orchestrator.worker.engine.grammar import Grammars
 from orchestrator.worker.engine.prefix_cache import KeptPrefixes, PrefixCache, StartPages
 from orchestrator.worker.engine.request_checks import find_refusal
-from orchestrator.worker.engine.round import Round, WaitingForward, split_branch_rows, split_rows
+from orchestrator.worker.engine.round import Round, WaitingForward, split_rows
 from orchestrator.worker.engine.round_traces import RoundTraces
 from orchestrator.worker.engine.scheduler import ALL_RESERVED, NOTHING_RESERVED, Reserved, Scheduler
 from orchestrator.worker.engine.sequence import NO_SLOT, SequenceState
@@ -220,7 +220,7 @@ class DecodeLoop:
         self._draft(round_)
         if round_.branches:
             started_s = self._clock.monotonic_s()
-            round_.branches = self._forks.begin(round_.parts, round_.branches)
+            round_.branches = self._forks.fork_sequences(round_.parts, round_.branches)
             round_.branch_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
         round_.forward = self._start_forward(round_)
         self._round = round_
@@ -241,7 +241,7 @@ class DecodeLoop:
             self.scheduler.observe(ran, result.device_ms)
         verdicts = self._judge(round_, rows)
         if round_.branches:
-            self._forks.settle(split_branch_rows(round_.branches, result), round_.parts, rows, verdicts)
+            self._forks.settle(round_.branches, result.logits, round_.parts, rows, verdicts)
         deltas, tally = self._commit(round_, verdicts, rows)
         trace = self._traces.trace_round(round_, verdicts, deltas)
         self._rounds += 1
@@ -316,7 +316,7 @@ class DecodeLoop:
             except OutOfMemory as error:
                 if not error.can_go_on or not self.scheduler.make_smaller(round_.parts, str(error)):
                     raise
-            self._forks.end(round_.branches)
+            self._forks.release_forks(round_.branches)
             self._speculator.abandon_drafts(round_)
             self.scheduler.begin_anew(round_.parts)
             self._schedule(round_, ALL_RESERVED)

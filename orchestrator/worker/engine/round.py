@@ -12,7 +12,7 @@ from orchestrator.worker.engine.batch import ScheduledSequence
 from orchestrator.worker.engine.branches import Branch
 from policies.sampling import Row
 from policies.speculation import DraftComparison, DraftSummary, RoundContext
-from policies.speculation.branching import BranchVerdict
+from policies.speculation.branching import BranchOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,6 @@ class WaitingForward:
         return self.target.forward(self.batch)
 
 
-class OfferedBranch(NamedTuple):
-    """A branch that there might be: it leaves a draft behind `place` tokens of it with `token`, the target's where the
-    draft's is not with the chance `share`, as its drafter has it."""
-
-    place: int
-    token: int
-    share: float
-    sampled: bool
-
-
 class DraftOutcome(NamedTuple):
     """What became of a place's draft: tokens accepted, and what all of it could be compared with."""
 
@@ -47,8 +37,8 @@ class DraftOutcome(NamedTuple):
 class RoundDrafts:
     """What the depth policy decided. `proposed`: drafts as drafters gave them, also where fewer tokens are verified;
     `index`: where each sequence stands among them. `outcomes`: of those that had a draft. `tokens`: so many were
-    committed. `ended`: sequences of which the policy still has to learn. `offered`: branches of each sequence that had
-    any, verified or not."""
+    committed. `ended`: sequences of which the policy still has to learn. `offers`: branches that there might be,
+    and `verdicts` on them (policies.speculation.branching)."""
 
     context: RoundContext
     proposed: list[Draft]
@@ -58,8 +48,8 @@ class RoundDrafts:
     outcomes: dict[str, DraftOutcome] = field(default_factory=dict)
     tokens: int = 0
     ended: list[str] = field(default_factory=list)
-    offered: dict[str, list[OfferedBranch]] = field(default_factory=dict)
-    verdicts: list[BranchVerdict] = field(default_factory=list)
+    offers: Sequence[BranchOffer] = ()
+    verdicts: list[tuple[BranchOffer, bool]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -93,14 +83,3 @@ def split_rows(parts: Sequence[ScheduledSequence], result: ForwardResult) -> lis
         rows.append(result.logits[start : start + last - first])
         start += last - first
     return rows
-
-
-def split_branch_rows(branches: Sequence[Branch], result: ForwardResult) -> list[tuple[Branch, Row]]:
-    """Return branches with their rows that choose tokens."""
-    start = len(result.logits) - sum(len(branch.draft.tokens) + 1 for branch in branches)
-    pairs: list[tuple[Branch, Row]] = []
-    for branch in branches:
-        end = start + len(branch.draft.tokens) + 1
-        pairs.append((branch, result.logits[start:end]))
-        start = end
-    return pairs

@@ -16,10 +16,10 @@ from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.worker.engine.batch import ScheduledSequence, count_min_rows, rows_of
 from orchestrator.worker.engine.branches import Branch
 from orchestrator.worker.engine.draft_counts import add_verified
-from orchestrator.worker.engine.round import DraftOutcome, OfferedBranch, Round, RoundDrafts
+from orchestrator.worker.engine.round import DraftOutcome, Round, RoundDrafts
 from orchestrator.worker.engine.sequence import SequenceState
 from policies.speculation import DraftComparison, DraftSummary, Rest, RoundContext, RoundSequence, RoundTimes
-from policies.speculation.branching import NO_BRANCHES, BranchOffer, BranchVerdict, RoundBranches
+from policies.speculation.branching import NO_BRANCHES, BranchOffer, RoundBranches
 from policies.speculation.policy import BranchingPolicy, DepthPolicy, DraftLimits, RoundOutcome
 from policies.speculation.probe import Probe
 
@@ -275,13 +275,11 @@ class Speculator:
         for number, (part, draft) in enumerate(zip(deciding, drafts.proposed, strict=True)):
             sampled = part.sequence.submit.sampling.temperature > 0.0
             for way in draft.alternatives:
-                if way.place < drafts.depths[number] and all(0 <= token < vocabulary for token in way.tokens):
-                    share, *further = way.confidences
-                    rows = part.num_query_tokens + way.place + 1
-                    offers.append(BranchOffer(number, way.place, share, further, rows, sampled))
+                place, (share, *further) = way.place, way.confidences
+                if place < drafts.depths[number] and all(0 <= token < vocabulary for token in way.tokens):
+                    offers.append(BranchOffer(number, place, way.tokens[0], share, further, place + 2, sampled))
                     ways.append((part, draft, way))
-                    offered = drafts.offered.setdefault(part.sequence.key, [])
-                    offered.append(OfferedBranch(way.place, way.tokens[0], share, sampled))
+        drafts.offers = offers
         chosen = policy.choose_branches(drafts.context, drafts.depths, offers)
         return [
             Branch(part, draft.turn(way, further))
@@ -363,8 +361,9 @@ class Speculator:
             if part.chain_accepted >= 0:  # another draft stands in the place of the one that is judged here
                 accepted, verified = part.chain_accepted, drafts.depths[number]
             comparison = _compare_draft(part, draft, accepted, taken)
-            if sequence.key in drafts.offered:
-                drafts.verdicts += _judge_offers(drafts.offered[sequence.key], comparison, taken)
+            if drafts.offers and (place := comparison.accepted) < comparison.compared:
+                missed = [offer for offer in drafts.offers if (offer.number, offer.place) == (number, place)]
+                drafts.verdicts += [(offer, offer.token == taken[place]) for offer in missed]
             drafts.outcomes[sequence.key] = DraftOutcome(accepted, comparison)
             every = 1 + (len(drafts.depths) - 1) // _WATCHED
             if number % every == self._drafting_rounds % every:
@@ -392,7 +391,7 @@ class Speculator:
                 [outcome.comparison for outcome in outcomes],
                 times,
                 drafts.tokens,
-                self._sum_branches(round_, drafts),
+                _sum_branches(round_, drafts) if self._branching is not None else NO_BRANCHES,
             ),
         )
         for key in drafts.ended:
@@ -403,13 +402,6 @@ class Speculator:
             before, self._usable = self._usable, sum(state.state == "ok" for state in self._drafter.states())
             if self._usable > before:
                 self._policy.reset_gain()
-
-    def _sum_branches(self, round_: Round, drafts: RoundDrafts) -> RoundBranches:
-        branches = round_.branches
-        if not branches and not drafts.verdicts:
-            return NO_BRANCHES
-        rows = sum(branch.rows for branch in branches)
-        return RoundBranches(len(branches), rows, round_.branch_ms, drafts.verdicts)
 
     def memory_bytes(self) -> int:
         """What the drafter remembers, running sequences excluded; an estimate."""
@@ -428,19 +420,9 @@ def _find_branching(target: LoadedModel, policy: DepthPolicy) -> BranchingPolicy
     return policy if policy.branches else None
 
 
-def _judge_offers(
-    offered: Sequence[OfferedBranch], comparison: DraftComparison, taken: Sequence[int]
-) -> list[BranchVerdict]:
-    """Return what became of a sequence's offered branches where its draft was wrong; they need not have been
-    verified."""
-    place = comparison.accepted
-    if place == comparison.compared:
-        return []
-    return [
-        BranchVerdict(offer.share, offer.sampled, offer.token == taken[place])
-        for offer in offered
-        if offer.place == place
-    ]
+def _sum_branches(round_: Round, drafts: RoundDrafts) -> RoundBranches:
+    branches = round_.branches
+    return RoundBranches(len(branches), sum(branch.rows for branch in branches), round_.branch_ms, drafts.verdicts)
 
 
 def _let_rest(state: DrafterState, rest: Rest) -> DrafterState:
