@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from device_profiles.cost import StepCost
 from device_profiles.datasheet import EFFICIENCY, GB
 from device_profiles.measured import MeasuredModel
 from device_profiles.units import human_bytes
@@ -15,7 +14,7 @@ from orchestrator.planning.estimates import DeviceSource
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.placement import UNLIKE
-from policies.planning.plan import Option, Plan, Role, Shard, Source
+from policies.planning.plan import Plan, Role, Shard, Source
 from policies.serving.failover.pool import Member, list_groups, list_losses
 from policies.speculation.branching import explain_branches
 
@@ -101,6 +100,7 @@ def basis(proposal: PlanProposal) -> list[Basis]:
             parts[shard.device] = Basis(shard.device, "datasheet", efficiency.error, tuple(lines))
             continue
         options = [option for option in proposal.cluster.options if key_of(option) == key_of(shard)]
+        costs = [option.cost for option in options if option.role == Role.TARGET]
         error = max((option.cost.error for option in options), default=0.0)
         if shard.source == "estimate":
             parts[shard.device] = Basis(shard.device, "estimate", error, (_describe_estimate(source),))
@@ -112,15 +112,10 @@ def basis(proposal: PlanProposal) -> list[Basis]:
             *(_describe_few(profile) for profile in behind if profile.few_layers),
             *doubts,
             *(line for profile in behind for line in _of_class(profile)),
-            *(f"branches of drafts: {explain_branches(cost)}" for cost in _list_costs(options)),
+            *(f"branches of drafts: {explain_branches(cost)}" for cost in costs[:1]),
         ]
         parts[shard.device] = Basis(shard.device, shard.source, error, tuple(lines))
     return list(parts.values())
-
-
-def _list_costs(options: Sequence[Option]) -> list[StepCost]:
-    """Return what a target's forwards cost by its options on one device, once."""
-    return [option.cost for option in options if option.role == Role.TARGET][:1]
 
 
 def _describe_few(profile: MeasuredModel) -> str:
