@@ -146,6 +146,7 @@ def test_live_requests_are_listed_with_their_keys_name_and_never_with_what_they_
     assert "no request is running" in fleet.run("requests")
     history = fleet.read("explain", first.id)["requests"][0]
     assert (history["state"], history["outcome"]) == ("ended", "the client has gone")
+    assert "branches of drafts on target-0: up to 4 a round" in fleet.run("explain", first.id)
 
 
 def test_a_cancelled_stream_ends_with_an_error_and_leaves_its_place(fleet: Fleet) -> None:
