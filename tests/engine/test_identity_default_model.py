@@ -106,10 +106,10 @@ def test_speculation_never_changes_a_token(model, prompts, case, running, depth)
 def test_branches_never_change_a_token(model, prompts, case):
     """With costs of a device on which rows are nearly free, and forks of the runtime's own."""
     sampling, expected = case
-    sent = submits(prompts, sampling)
+    sent = submits(prompts[:3], sampling)
     drafter = TurningDrafter(texts_of(sent, expected), wrong_every=2)
-    out, rounds = decode(branching_loop(model, drafter, running=3), sent)
-    assert out == expected
+    out, rounds = decode(branching_loop(model, drafter, running=2), sent)
+    assert out == {submit.request_id: expected[submit.request_id] for submit in sent}
     verified, taken = count_branches(rounds)
     assert 0 < taken < verified
 
