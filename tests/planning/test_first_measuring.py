@@ -180,6 +180,7 @@ async def test_a_target_is_planned_with_as_soon_as_its_forwards_are_known(tmp_pa
     assert not work.is_known(store)
     planned = make_plan(config, tmp_path, tmp_path / "state").proposal
     assert [one.source for one in basis(planned)] == ["measured"]
+    assert any(line.startswith("branches of drafts: ") for line in basis(planned)[0].figures)
     assert "only its forwards were measured" in list_doubts(planned)[0]
     awaited.clear()
     await profile_missing(config, tmp_path, StartWatch(lambda stage, fraction: None, awaited, SystemClock()), 3600.0)
