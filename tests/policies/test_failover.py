@@ -111,7 +111,9 @@ def test_a_round_within_its_bound_is_no_hang_and_one_without_processor_time_beyo
 def test_a_busy_machine_is_no_hang_and_a_loop_without_end_is() -> None:
     competing = Pulse(expected_ms=200.0, quiet_ms=3000.0, cpu_ms=1200.0, cores=2)
     assert not judge_pulse(competing)
-    endless = Pulse(expected_ms=200.0, quiet_ms=3400.0, cpu_ms=6000.0, cores=2)
+    crowded = Pulse(expected_ms=5000.0, quiet_ms=121_200.0, cpu_ms=66_000.0, cores=2)
+    assert not judge_pulse(crowded)
+    endless = Pulse(expected_ms=200.0, quiet_ms=4000.0, cpu_ms=7600.0, cores=2)
     assert judge_pulse(endless)
 
 
