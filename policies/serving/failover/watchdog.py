@@ -18,8 +18,8 @@ PULSE_S: Final = 0.25
 # ADR 0046. Not tuned apart: a hang is found after three predicted rounds and FLOOR_S.
 HUNG_AFTER: Final = 3.0
 COMPUTING_HUNG_AFTER: Final = 12.0
-"""So many times, in processor time, where it computes: beside others the same work takes a processor many times as long.
-ADR 0046: 4.4 times beside five busy processes, and over 6 times beside nine."""
+"""So many times, in processor time, where it computes: beside others the same work takes many times as long. ADR
+0046: 4.4 times beside five busy processes, and over 6 times beside nine."""
 FLOOR_S: Final = 1.0
 """Added to every bound: what a machine may lose to other things. ADR 0046. Not tuned: streams pause for it behind a
 hang."""
