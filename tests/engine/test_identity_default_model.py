@@ -100,7 +100,8 @@ def test_speculation_never_changes_a_token(model, prompts, case, running, depth)
     sampling, expected = case
     out, rounds = decode(loop_over(model, suffix(), running=running), submits(prompts, sampling, depth))
     assert out == expected
-    assert sum(done.accepted for done in rounds) > 0
+    if depth is not None:  # else the policy decides, and drafts of so few sampled tokens may not be worth it
+        assert sum(done.accepted for done in rounds) > 0
 
 
 def test_branches_never_change_a_token(model, prompts, case):
