@@ -37,6 +37,11 @@ def chance(calibration: Calibration, probability: float) -> float:
     return (calibration.accepted[bucket] + PRIOR * probability) / (calibration.seen[bucket] + PRIOR)
 
 
+def usual_chance(calibration: Calibration) -> float:
+    """Return how often tokens are accepted whose predecessors were, whatever probability they had; near 1 at first."""
+    return (sum(calibration.accepted) + PRIOR) / (sum(calibration.seen) + PRIOR)
+
+
 def observe_token_outcome(calibration: Calibration, probability: float, accepted: bool) -> Calibration:
     """Return the calibration with one more outcome: of a token whose predecessors were all accepted."""
     counts = list(calibration.seen), list(calibration.accepted)

@@ -13,6 +13,7 @@ from policies.speculation.calibration import (
     chance,
     observe_draft_outcome,
     observe_token_outcome,
+    usual_chance,
 )
 from policies.speculation.cascade import WORTH_TOKENS, asks_on, estimate_accepted_tokens, usual_after
 
@@ -34,6 +35,15 @@ def test_a_chance_is_a_chance_and_an_outcome_moves_it_its_way(history, probabili
     assert 0.0 <= before <= 1.0
     assert chance(observe_token_outcome(calibration, probability, True), probability) >= before
     assert chance(observe_token_outcome(calibration, probability, False), probability) <= before
+
+
+@given(outcomes, chances)
+def test_what_is_usual_is_hoped_for_at_first_and_follows_every_outcome(history, probability):
+    calibration = after(history)
+    assert usual_chance(Calibration()) == 1.0
+    assert 0.0 < usual_chance(calibration) <= 1.0
+    assert usual_chance(observe_token_outcome(calibration, probability, False)) < usual_chance(calibration)
+    assert usual_chance(observe_token_outcome(calibration, probability, True)) >= usual_chance(calibration) - 1e-9
 
 
 @given(chances)

@@ -48,13 +48,15 @@ class Proposal:
 
 @dataclass(slots=True, eq=False)
 class GrowingDraft(Proposal):
-    """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted: below `least` one more
-    token is not worth its time. `fed`: a cheaper drafter's tokens that are fed with the next step."""
+    """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted, and `usual` that of a
+    token behind accepted ones. Where both together are below `least`, one more is not worth its time. `fed`: a cheaper
+    drafter's tokens that are fed with the next step."""
 
     ask: Ask
     known: DraftSequence
     least: float
     counts: dict[int, int]
+    usual: float = 1.0
     confidences: list[float] = field(default_factory=list)
     certainty: float = 1.0
     fed: tuple[int, ...] = ()
@@ -62,7 +64,8 @@ class GrowingDraft(Proposal):
 
     @property
     def goes_on(self) -> bool:
-        return len(self.tokens) < self.ask.limit and self.certainty >= self.least
+        next_chance = self.certainty * self.usual if self.tokens else 1.0
+        return len(self.tokens) < self.ask.limit and next_chance >= self.least
 
     def draft(self, drafter: str) -> Draft:
         whole = Draft(tuple(self.tokens), tuple(self.confidences), drafter, proposals=tuple(self.proposals))

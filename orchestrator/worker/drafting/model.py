@@ -33,7 +33,13 @@ from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Dra
 from policies.running_mean import update_mean
 from policies.sampling import NotFinite, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
-from policies.speculation.calibration import Calibration, chance, observe_draft_outcome, observe_token_outcome
+from policies.speculation.calibration import (
+    Calibration,
+    chance,
+    observe_draft_outcome,
+    observe_token_outcome,
+    usual_chance,
+)
 from policies.speculation.cascade import MEASURED_ROWS, StepTimes
 from policies.speculation.gate import token_price
 
@@ -275,7 +281,8 @@ class ModelDrafter:
             if known is not None and ask.limit > 0 and len(known.tokens) + ask.limit <= self._context:
                 price = 0.0 if ask.fixed else token_price(self._step_ms + ask.row_ms, ask.round_ms)
                 least = max(ask.least, price)
-                drafting[known] = GrowingDraft(ask, known, least, dict(known.counts))
+                usual = 1.0 if ask.fixed else usual_chance(self._calibrations[known.sampling.rule])
+                drafting[known] = GrowingDraft(ask, known, least, dict(known.counts), usual)
         follow = all(known.follows for known in drafting)
         started_s = self._clock.monotonic_s()
         self._grow(drafting)
