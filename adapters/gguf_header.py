@@ -26,7 +26,7 @@ FIRST_READ_BYTES = 16 * MIB
 LARGEST_HEAD_BYTES = 256 * MIB  # a 262k-token vocabulary takes 12 MiB: more than this is a damaged length
 MOST_DIMENSIONS = 4  # GGML's
 
-_PREAMBLE = struct.Struct("<4sIQQ")  # the mark, the version, and how many tensors and pairs there are
+PREAMBLE = struct.Struct("<4sIQQ")  # the mark, the version, and how many tensors and pairs there are
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _FLOAT, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9  # GGUF's numbers of kinds of values
@@ -208,7 +208,7 @@ def _build_refusal(path: Path, reason: str) -> ModelRefused:
 def list_pairs(header: GgufHeader) -> Iterator[tuple[str, bytes]]:
     """Yield each key of a file's metadata with all bytes of its pair: key, type and value."""
     cursor = _Cursor(header.raw)
-    cursor.skip(_PREAMBLE.size)
+    cursor.skip(PREAMBLE.size)
     for _ in range(len(header.metadata)):
         begin = cursor.at
         key = cursor.text()
@@ -273,7 +273,7 @@ class _Cursor:
 def _parse(path: Path, raw: bytes, file_bytes: int) -> GgufHeader:
     tensor_count, pair_count = _parse_preamble(raw)
     cursor = _Cursor(raw)
-    cursor.skip(_PREAMBLE.size)
+    cursor.skip(PREAMBLE.size)
     metadata = _parse_metadata(cursor, pair_count)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT_BYTES)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
@@ -291,9 +291,9 @@ def _parse(path: Path, raw: bytes, file_bytes: int) -> GgufHeader:
 def _parse_preamble(raw: bytes) -> tuple[int, int]:
     if raw[:4] != b"GGUF":
         raise _Damaged("it is not a GGUF file (it does not begin with 'GGUF')")
-    if len(raw) < _PREAMBLE.size:
+    if len(raw) < PREAMBLE.size:
         raise _Short
-    _, version, tensor_count, pair_count = _PREAMBLE.unpack_from(raw)
+    _, version, tensor_count, pair_count = PREAMBLE.unpack_from(raw)
     if version and version & 0xFFFF == 0:
         raise _Damaged("it is a big-endian GGUF file; only little-endian ones are supported")
     if version not in SUPPORTED_VERSIONS:

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from adapters.contract import Progress
 from adapters.decoder.draft_outputs import HEAD, TABLE, choose_kind, count_bytes
 from adapters.decoder.gguf_blocks import dequantise_rows, quantise_rows
-from adapters.gguf_header import DEFAULT_ALIGNMENT_BYTES, GgufHeader, GgufTensor, list_pairs
+from adapters.gguf_header import DEFAULT_ALIGNMENT_BYTES, PREAMBLE, GgufHeader, GgufTensor, list_pairs
 
 EMBEDDING: Final = "embedding.bin"
 _LEFT_OUT: Final = ("tokenizer.", "split.", "general.alignment", "general.file_type")
 """Keys of the vocabulary, and of how the model's file was written."""
-_PREAMBLE, _U32, _U64 = struct.Struct("<4sIQQ"), struct.Struct("<I"), struct.Struct("<Q")
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _VERSION, _NUMBER, _TEXT = 3, 4, 8  # of the format, and its kinds of values
 # Of a matrix that is converted at once, in float32: 16 MiB. Bounds memory. Not tuned.
 _PIECE_ELEMENTS: Final = 1 << 22
@@ -62,7 +62,7 @@ def write_draft_file(header: GgufHeader, target: Path, outputs: Sequence[int], p
     pairs = _list_pairs(header, len(outputs) or _find_tensor(header, TABLE).shape[1])
     whole, done = sum(tensor.size for tensor in tensors), 0
     with target.open("wb") as file:
-        file.write(_PREAMBLE.pack(b"GGUF", _VERSION, len(tensors), len(pairs)))
+        file.write(PREAMBLE.pack(b"GGUF", _VERSION, len(tensors), len(pairs)))
         file.writelines(pairs)
         at = 0
         for tensor in tensors:

@@ -3,7 +3,8 @@ would compute.
 
 A beginning is kept once two requests went on from the same place of it in different ways, or came again: a system
 prompt is, and a conversation, which grows with each of its turns, is not. A file is found by a digest of its tokens
-and of what decides that pages mean the same. It is used where its own tokens and its checksum agree with that.
+and of what decides that pages mean the same. It is used where its own tokens and its checksum agree with that. Its name
+begins with a digest of its first tokens: a request is compared with the files alone that begin as it does.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class KvDisk:
         self._root = root
         self._most_bytes = most_bytes
         self._directory = root / blake2b(mover.format.encode(), digest_size=_NAME_BYTES).hexdigest()
-        self._names: dict[int, set[str]] = {}  # by positions
+        self._names: dict[str, set[str]] = {}  # by the digest of their first tokens
         self._changed_ns = 0
         self._candidates: OrderedDict[str, None] = OrderedDict()
         self._writer = SideLane("KV pages to disk", gives_way=True)
@@ -92,7 +93,7 @@ class KvDisk:
         if not 0 < length <= self._most_bytes:
             return
         name = self._name(tokens)
-        if name in self._list_names().get(len(tokens), ()):
+        if name in self._list_names(tokens):
             return
         if name not in self._candidates:
             self._candidates[name] = None
@@ -111,27 +112,31 @@ class KvDisk:
     def _find(self, tokens: Sequence[int], held: int) -> list[tuple[int, Path]]:
         """Return the kept beginnings of `tokens` that are longer than `held`, and leave a token to compute: the longest
         first."""
-        kept = self._list_names()
-        lengths = sorted((positions for positions in kept if held < positions < len(tokens)), reverse=True)
-        named = ((positions, self._name(tokens[:positions])) for positions in lengths)
-        return [(positions, self._directory / name) for positions, name in named if name in kept[positions]]
+        kept = self._list_names(tokens)
+        lengths = sorted({int(name.split("-")[1]) for name in kept}, reverse=True)
+        named = ((positions, self._name(tokens[:positions])) for positions in lengths if held < positions < len(tokens))
+        return [(positions, self._directory / name) for positions, name in named if name in kept]
 
     def _name(self, tokens: Sequence[int]) -> str:
-        return f"{len(tokens)}-{self._mover.digest_tokens(tokens).hex()}{_SUFFIX}"
+        return f"{self._digest_first(tokens)}-{len(tokens)}-{self._mover.digest_tokens(tokens).hex()}{_SUFFIX}"
 
-    def _list_names(self) -> dict[int, set[str]]:
-        """Return the names of files by their positions. The directory is read again where any worker changed it."""
+    def _digest_first(self, tokens: Sequence[int]) -> str:
+        return self._mover.digest_tokens(tokens[:LEAST_POSITIONS]).hex()
+
+    def _list_names(self, tokens: Sequence[int]) -> set[str]:
+        """Return the names of files that begin as `tokens` do. The directory is read again where any worker changed
+        it."""
         try:
             changed_ns = self._directory.stat().st_mtime_ns
             if changed_ns != self._changed_ns:
-                names: defaultdict[int, set[str]] = defaultdict(set)
+                names: defaultdict[str, set[str]] = defaultdict(set)
                 for name in os.listdir(self._directory):
                     if name.endswith(_SUFFIX):
-                        names[int(name.partition("-")[0])].add(name)
+                        names[name.partition("-")[0]].add(name)
                 self._names, self._changed_ns = dict(names), changed_ns
-        except (OSError, ValueError):
+        except OSError:
             self._names, self._changed_ns = {}, 0
-        return self._names
+        return self._names.get(self._digest_first(tokens), set()) if self._names else set()
 
     def _read(self, path: Path, tokens: Sequence[int]) -> NDArray[np.uint8]:
         """Return the pages of a file. Raises OSError, MemoryError and _Damaged."""
