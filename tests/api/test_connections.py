@@ -102,7 +102,7 @@ async def until(happened: Callable[[], bool]) -> None:
 async def test_who_sends_byte_by_byte_is_answered_408_and_nobody_else_waits(begin, rest, limits, reason):
     async with serve_watched(app_over(ScriptedControl()), limits) as (served, watch, client):
         slow = [asyncio.create_task(served.drip(begin, rest)) for _ in range(20)]
-        await until(lambda: len(watch) > 0)
+        await until(lambda: len(watch) > 0 or bool(watch.closed))  # on a machine that stood still, closed by now
         await client.completions.create(**ASK)
         for answer in await asyncio.gather(*slow):
             assert answer.startswith(b"HTTP/1.1 408 ")
