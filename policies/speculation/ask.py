@@ -70,7 +70,7 @@ def find_rest(state: SpeculationState, now: RoundContext) -> Rest:
         return Rest.NONE
     if is_unprofitable(state, now):
         return Rest.ALL
-    return Rest.NONE if state.switch.on else Rest.DEAR
+    return Rest.NONE if switching.active(state.switch) else Rest.DEAR
 
 
 def decide_pause(state: SpeculationState, now: RoundContext) -> int:
@@ -93,7 +93,7 @@ def observe_pause(state: SpeculationState, now: RoundContext, rounds: int, rows:
     prefilled)."""
     switch = state.switch
     if not switching.active(switch):
-        switch = switching.observe_plain_round(switch, rounds * base_ms(state, now))
+        switch = switching.observe_plain_rounds(switch, float(rounds))
     shape = state.shape
     if rows != shape.last:
         shape = shape._replace(last=rows, last_base=rows, regret=0.0)

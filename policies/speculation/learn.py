@@ -142,9 +142,10 @@ def _observe_times(
     ask_ms, step_ms = _drafting(state, decision, proposals, times)
     switch = state.switch
     if not switching.active(switch):
-        switch = switching.observe_plain_round(switch, spent_ms)
+        switch = switching.observe_plain_rounds(switch)
     elif not decision.forced and _tells_worth(state, decision, times):
-        switch = switching.observe_speculative_round(switch, gain, spent_ms, reading=times.reading)
+        won = (gain - 1.0) * spent_ms / plain_ms
+        switch = switching.observe_speculative_round(switch, won, reading=times.reading)
     return state._replace(
         cost=cost,
         requests=requests,
@@ -159,13 +160,11 @@ def _observe_times(
 
 
 def _tells_worth(state: SpeculationState, decision: DepthDecision, times: RoundTimes) -> bool:
-    """Return whether a round says what drafts of drafters that take time are worth: one that waited for them, one of a
-    trial, and one in which somebody was asked who slows the target down beside it."""
-    if times.draft_ms > NOTICED * times.forward_ms:
+    """Return whether a round says what drafts are worth that take time and have no gate: one that waited for them, and
+    one in which somebody was asked who slows the target down beside it."""
+    if times.draft_ms - times.gated_ms > NOTICED * times.forward_ms:
         return True
-    if times.beside:
-        return decision.asks > 0 and (state.switch.trial > 0 or state.cost.slowdown >= _SLOWS)
-    return state.switch.trial > 0
+    return times.beside and decision.asks > 0 and state.cost.slowdown >= _SLOWS
 
 
 def _drafting(

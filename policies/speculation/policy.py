@@ -12,7 +12,8 @@ from policies.speculation.cost_model import CostModel
 
 class DraftLimits(NamedTuple):
     """How many tokens the drafter is to propose for each place. `least`: the chance, all before included, below which
-    a drafter to which tokens cost time may stop. `cheap_only`: such drafters are left alone, fixed depths excepted.
+    a drafter to which tokens cost time may stop. `cheap_only`: such drafters are left alone if they
+    have no gate, fixed depths excepted.
     `round_ms`: what this round takes without drafts, `row_ms`: what one row of a draft adds to it. 0: not known.
     `gain`: so many tokens rounds make, where plain decoding makes one."""
 

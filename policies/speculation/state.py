@@ -11,7 +11,7 @@ from policies.speculation.cost_model import CostModel
 from policies.speculation.odds import Odds
 from policies.speculation.pid import DEFAULTS, DepthLimits, PidSettings, PidState
 from policies.speculation.shape_hysteresis import ShapeHysteresis
-from policies.speculation.switching import ON, SpeculationSwitch
+from policies.speculation.switching import ON, SpeculationSwitch, observe_start
 from policies.speculation.types import RoundContext
 
 # Tokens that a draft is thought to bring at first. Not tuned: learned within a few rounds that ask.
@@ -39,7 +39,7 @@ class SpeculationState(NamedTuple):
     settings: PidSettings = DEFAULTS
     requests: Mapping[str, RequestState] = MappingProxyType({})
     first_depth: float = COLD_DEPTH
-    switch: SpeculationSwitch = ON  # of drafters that take time
+    switch: SpeculationSwitch = ON  # of drafters that take time and have no gate
     gain: float = 1.0
     step_ms: float = 0.0
     rounds: int = 0
@@ -55,7 +55,7 @@ def start_request(state: SpeculationState, key: str, most: int, *, sure: bool = 
         return state
     limits = state.settings.limits(most)
     request = RequestState(limits, pid.start_pid(most if sure else state.first_depth, limits))
-    return state._replace(requests={**state.requests, key: request})
+    return state._replace(requests={**state.requests, key: request}, switch=observe_start(state.switch))
 
 
 def end_request(state: SpeculationState, key: str) -> SpeculationState:

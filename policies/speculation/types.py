@@ -11,7 +11,7 @@ from policies.speculation.widths import pad_to_width
 
 class Rest(StrEnum):
     """Which drafters are left alone for now, as their drafts bring less than they take. `DEAR`: those to which tokens
-    cost time; `ALL`: all of them. They are asked again now and then."""
+    cost time, and that have no gate; `ALL`: all of them. They are asked again now and then."""
 
     NONE = ""
     DEAR = "dear"
@@ -79,12 +79,13 @@ class DraftComparison(NamedTuple):
 class RoundTimes(NamedTuple):
     """What a round took: making its drafts, and its forward with all else that goes with its rows. `beside`: meanwhile
     a drafter computed that may take the target's time, though no round waits for it. `reading`: it had a text to read
-    first, so that there was no draft."""
+    first, so that there was no draft. `gated_ms`: of drafting, by drafters whose own gate judges what it is worth."""
 
     forward_ms: float
     draft_ms: float = 0.0
     beside: bool = False
     reading: bool = False
+    gated_ms: float = 0.0
 
 
 def count_added_rows(now: RoundContext, depths: Sequence[int]) -> int:

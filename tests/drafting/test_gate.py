@@ -46,7 +46,7 @@ def count_asks(wish: Ask, *, accepted: int, took_ms: float, rounds: int) -> int:
 )
 def test_drafts_go_on_while_they_pay_beyond_what_is_there(wish, goes_on):
     made = count_asks(wish, accepted=3, took_ms=20.0, rounds=200)
-    assert made == 200 if goes_on else 0 < made < 20
+    assert made == 200 if goes_on else 0 < made < 40  # a tenth of a round is lost in each
 
 
 @pytest.mark.parametrize(("took_ms", "rests"), [(20.0, False), (90.0, True)])
@@ -54,7 +54,7 @@ def test_a_guard_says_that_its_drafter_rests_once_a_trial_did_not_pay(took_ms, r
     guard, known = DraftGate(lambda _: 0.0), DraftSequence("a", [1] * 20, Sampling(), 10, False, None)
     draft = Draft((1, 2, 3), (1.0, 1.0, 1.0))
     assert not guard.rests, "nothing was tried"
-    for _ in range(20):
+    for _ in range(40):
         if guard.choose_asks([WISH], {"a": known}, STEP_MS):
             guard.observe_drafts(took_ms, [(known.sampling.rule, WISH, draft)], reading=False)
             guard.observe_accepted(known.sampling.rule, 3)

@@ -7,9 +7,10 @@ import pytest
 
 from orchestrator.cli.status import drafter_line, drafts_line
 from orchestrator.clock import SystemClock
-from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.draft_messages import DrafterState, RemoteState
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.drafting.port import NoDrafter
 from policies.speculation import Rest
 from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import loop_over, suffix, toy
@@ -23,12 +24,21 @@ class LeavesAlone(FixedDepth):
         self.rest = rest
 
 
+class FarDrafter(NoDrafter):
+    """A model in another process, which has no gate here."""
+
+    def states(self) -> list[DrafterState]:
+        return [DrafterState("far", "model", remote=RemoteState())]
+
+
 @pytest.mark.parametrize(
-    ("rest", "resting"), [(Rest.NONE, set()), (Rest.DEAR, {"m"}), (Rest.ALL, {"suffix", "m"})], ids=["", "dear", "all"]
+    ("rest", "resting"),
+    [(Rest.NONE, set()), (Rest.DEAR, {"far"}), (Rest.ALL, {"suffix", "m", "far"})],
+    ids=["", "dear", "all"],
 )
 def test_gauges_and_status_say_which_drafters_rest(rest: Rest, resting: set[str]) -> None:
     model = ModelDrafter(toy(), DrafterState("m", "model"), SystemClock(), vocabulary=272, prefill_ms=50.0)
-    loop = loop_over(toy(), ChainDrafter([suffix(), model]), policy=LeavesAlone(rest), depth=2)
+    loop = loop_over(toy(), ChainDrafter([suffix(), model, FarDrafter()]), policy=LeavesAlone(rest), depth=2)
     told = loop.gauges(0).drafters
     assert {one.name for one in told if one.rests} == resting
     assert {one.state for one in told} == {"ok"}, "a drafter that rests is as it should be"

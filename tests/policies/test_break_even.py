@@ -6,8 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.speculation.gate import (
-    FIRST_ROUNDS,
-    SHARE,
     TRIAL_ROUNDS,
     DraftCost,
     GateState,
@@ -17,6 +15,7 @@ from policies.speculation.gate import (
     token_price,
     worth_ms,
 )
+from policies.speculation.trial_account import FIRST_ROUNDS, SHARE, STAKE, TrialAccount
 
 TIMES_MS = st.floats(0.01, 1000.0)
 ROUNDS = 3000
@@ -68,7 +67,7 @@ def test_what_pays_is_asked_from_the_first_round_on(accepted, round_ms, step, re
 def test_what_does_not_pay_takes_next_to_nothing(accepted, round_ms, step, reading):
     if step > 1.1 * accepted:
         asked = live_through(accepted, DraftCost(round_ms, step * round_ms, reading * round_ms), ROUNDS)
-        assert sum(asked) * (step - accepted) <= FIRST_ROUNDS + SHARE * ROUNDS + (TRIAL_ROUNDS + 1) * step
+        assert sum(asked) * (step - accepted) <= FIRST_ROUNDS + SHARE * ROUNDS + 2 * step
 
 
 @given(TIMES_MS, st.floats(0.81, 1.5))
@@ -79,11 +78,11 @@ def test_a_step_of_nearly_a_round_is_not_tried_early(round_ms, step):
 @given(TIMES_MS, st.floats(0.05, 0.5))
 def test_a_draft_that_becomes_good_is_found_again(round_ms, step):
     price = DraftCost(round_ms, step * round_ms)
-    worth = GateState(account=0.0)
+    worth = GateState(TrialAccount(saved=0.0))
     waited = 0
     while not (worth := decide_drafting(worth, price)).drafting:
         waited += 1
-    assert waited <= math.ceil(price.trial_rounds / SHARE)
+    assert waited <= math.ceil((STAKE + price.trial_rounds) / SHARE)
     for _ in range(200):
         worth = observe_drafted_round(worth, round_ms=round_ms, accepted=3.0, cost_ms=price.step_ms, reading=False)
         worth = decide_drafting(worth, price)
@@ -92,10 +91,10 @@ def test_a_draft_that_becomes_good_is_found_again(round_ms, step):
 
 @given(st.floats(0.0, 8.0), TIMES_MS, TIMES_MS, TIMES_MS, st.floats(0.0, 500.0))
 def test_a_text_is_read_for_what_it_can_win_and_what_was_saved(accepted, cost_ms, round_ms, reading_ms, left):
-    worth = GateState(account=100.0, drafting=True, rounds=TRIAL_ROUNDS, accepted=accepted, cost_ms=cost_ms)
+    worth = GateState(TrialAccount(100.0, trusted=True), TRIAL_ROUNDS, accepted, cost_ms)
     if reads(worth, DraftCost(round_ms, cost_ms, reading_ms), left):
         assert reading_ms <= 100.0 * round_ms
-        assert reading_ms <= left * max(0.0, accepted * round_ms - cost_ms) + 1e-9
+        assert reading_ms <= max(100.0 / 4 * round_ms, left * max(0.0, accepted * round_ms - cost_ms)) + 1e-9
         assert reads(worth, DraftCost(round_ms, cost_ms, reading_ms / 2), left)
         assert reads(worth, DraftCost(round_ms, cost_ms, reading_ms), left + 1.0)
 

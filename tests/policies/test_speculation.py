@@ -157,7 +157,7 @@ def test_a_drafter_that_costs_more_than_it_saves_is_not_asked(sequences):
         verdicts = [DraftComparison(0, min(1, limit)) for limit in limits]
         times = RoundTimes(FIT.ms(sequences + sum(decision.depths), sequences), 5.0 if any(limits) else 0.0)
         state = observe_round(state, now, proposals, decision, verdicts, times=times, tokens_made=sequences)
-    assert not state.switch.on
+    assert not active(state.switch)
     assert calls < 30
 
 

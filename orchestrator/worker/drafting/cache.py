@@ -113,14 +113,16 @@ class DraftCache:
         self._prefill_ms = prefill_ms
         self._close_ms = 0.0  # a forward that reads nothing
         self._row_ms: float | None = None
+        self._least_row_ms: float | None = None
         self._free = list(range(model.capabilities.slots - 1, -1, -1))
         self._seated: list[DraftSequence] = []
         self._rounds = 0
 
     @property
     def row_ms(self) -> float:
-        """What a row of a text that is read takes; 0 where none was."""
-        return self._row_ms or 0.0
+        """What a row of a text that is read takes at best; 0 where none was read. A mean would be that of a moment in
+        which something else took the processor, for as long as nothing is read because of it."""
+        return self._least_row_ms or self._row_ms or 0.0
 
     def catch_up(
         self,
@@ -310,6 +312,9 @@ class DraftCache:
             decode_ms=self._close_ms if len(prefill) < len(batch) else 0.0,
             forward_ms=forward_ms,
         )
+        if len(prefill) == len(batch) and sum(prefill) >= _LEAST_ROWS:
+            row_ms = forward_ms / sum(prefill)
+            self._least_row_ms = min(self._least_row_ms or row_ms, row_ms)
 
 
 def count_common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

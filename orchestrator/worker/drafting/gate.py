@@ -20,7 +20,6 @@ from orchestrator.worker.drafting.port import Ask, Draft
 from policies.running_mean import update_mean
 from policies.sampling import Rule
 from policies.speculation.gate import (
-    FIRST_ROUNDS,
     TRIAL_ROUNDS,
     DraftCost,
     GateState,
@@ -28,6 +27,7 @@ from policies.speculation.gate import (
     observe_drafted_round,
     reads,
 )
+from policies.speculation.trial_account import lend, release_held_back, spend
 
 # Least weight of the newest sequence in the mean length. Not tuned.
 _NEWEST = 0.1
@@ -77,8 +77,6 @@ class DraftGate:
         by_rule: defaultdict[Rule, list[tuple[float, Ask, DraftSequence]]] = defaultdict(list)
         kept: list[Ask] = []
         for ask in asks:
-            if ask.cheap_only:
-                continue
             sequence = known.get(ask.key)
             if sequence is None or ask.fixed:
                 kept.append(ask)
@@ -102,7 +100,7 @@ class DraftGate:
             cost = DraftCost(round_ms, step_ms, reading_ms, sequences)
             if not reads(worth, cost, max(self._usual_tokens - done, done)):
                 break
-            worth = replace(worth, account=worth.account - reading_ms / round_ms)
+            worth = replace(worth, account=spend(worth.account, reading_ms / round_ms))
             tried = worth.rounds < TRIAL_ROUNDS
             kept.append(replace(ask, limit=min(ask.limit, _TRIAL_TOKENS)) if tried else ask)
         if kept:
@@ -113,10 +111,10 @@ class DraftGate:
         """Return what is known of a rule's drafts. A new rule borrows from the richest: a drafter that pays under one
         is tried under others soon, and one that did not has to save for it."""
         if rule not in self._worths and self._worths:
-            richest = max(self._worths, key=lambda known_rule: self._worths[known_rule].account)
-            lent = min(FIRST_ROUNDS, max(0.0, self._worths[richest].account / 2))
-            self._worths[richest] = replace(self._worths[richest], account=self._worths[richest].account - lent)
-            self._worths[rule] = GateState(account=lent)
+            richest = max(self._worths, key=lambda known_rule: self._worths[known_rule].account.saved)
+            lender, borrower = lend(self._worths[richest].account)
+            self._worths[richest] = replace(self._worths[richest], account=lender)
+            self._worths[rule] = GateState(borrower)
         return self._worths.setdefault(rule, GateState())
 
     def observe_drafts(self, took_ms: float, drafts: Iterable[tuple[Rule, Ask, Draft]], *, reading: bool) -> None:
@@ -132,6 +130,10 @@ class DraftGate:
     def observe_accepted(self, rule: Rule, accepted: int) -> None:
         if (gated := self._open.get(rule)) is not None:
             gated.accepted += accepted
+
+    def observe_sequence_start(self) -> None:
+        for rule, worth in self._worths.items():
+            self._worths[rule] = replace(worth, account=release_held_back(worth.account))
 
     def observe_sequence_end(self, known: DraftSequence) -> None:
         """A sequence ended: how long others will be is guessed from that."""

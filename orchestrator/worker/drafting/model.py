@@ -29,7 +29,7 @@ from orchestrator.worker.drafting.cache import NO_SLOT, DraftCache, DraftSequenc
 from orchestrator.worker.drafting.cascade import Cascade
 from orchestrator.worker.drafting.gate import DraftGate
 from orchestrator.worker.drafting.growing import GrowingDraft, Outputs, Proposal, Rival, find_rivals, probability_of
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter, Outcome
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter, Outcome, WorkBeside
 from policies.running_mean import update_mean
 from policies.sampling import NotFinite, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
@@ -91,7 +91,7 @@ class ModelDrafter:
         # What the target chooses where it rejects a draft's token.
         self._rival_calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
         self._guard = DraftGate(self._reading_ms)
-        self._step_ms = 0.0
+        self._step_ms = self._gated_ms = 0.0
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """KV of the tokens that both begin with is kept."""
@@ -103,6 +103,8 @@ class ModelDrafter:
         before = self._known.pop(key, None)
         if before is not None:
             self._settle_restart(before, tokens)
+        else:
+            self._guard.observe_sequence_start()
         self._proposed.pop(key, None)
         if not self._has([token for token, _ in sampling.logit_bias]):
             bias = tuple((token, bias) for token, bias in sampling.logit_bias if token < self._own)
@@ -227,27 +229,36 @@ class ModelDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         worth = [] if self._meter.failed else self._guard.choose_asks(asks, self._known, self._step_ms)
+        self._gated_ms = 0.0
         if not worth:
             return [NOTHING] * len(asks)
+        before_ms = self._meter.state.draft_ms
         try:
             with self._meter.round():
                 drafts = self._drafts(worth)
+            self._gated_ms = self._meter.state.draft_ms - before_ms
         except (AdapterError, NotFinite) as error:
             self._meter.fail(str(error))
             self.close()
             return [NOTHING] * len(asks)
         return [drafts.get(ask.key, NOTHING) for ask in asks]
 
+    def describe_beside(self) -> WorkBeside:
+        """See port.DrafterBeside."""
+        return WorkBeside(gated_ms=self._gated_ms)
+
     def measure(self) -> None:
         """Learn what reading and a step take, before there is a request that it could cost something."""
         rows = min(_MEASURED_ROWS, self._model.capabilities.max_batch_rows, self._context - MEASURED_ROWS[-1])
         try:
-            for cache in (DraftCache(self._model, prefill_ms=0.0), self._cache):  # the first pass warms up
+            # The first pass warms up; of the others the shorter one counts.
+            for cache in (DraftCache(self._model, prefill_ms=0.0), self._cache, self._cache):
                 known = DraftSequence("", [0] * rows, Sampling(), 0, False, None)
                 cache.read(known)
                 if known.held == rows:
                     self._cascade.times = self._time_steps(cache, known)
-                    self._step_ms = self._cascade.times.ms[0]
+                    step_ms = self._cascade.times.ms[0]
+                    self._step_ms = min(self._step_ms or step_ms, step_ms) if cache is self._cache else 0.0
                 cache.drop(known)
         except AdapterError as error:
             self._meter.fail(str(error))

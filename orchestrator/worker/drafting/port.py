@@ -169,7 +169,8 @@ class Ask:
     proposes nothing, unless the depth is `fixed`. `row_ms`: what the verification of
     one token more adds to a round, behind the first `free`, which add nothing. `promised`: how many accepted tokens can
     be expected of a cheaper drafter's draft, which is there already. `last_ms`: what the target's part of the last
-    round took (0: it had prompts in it, or there was none). `cheap_only`: drafters that take time leave it alone.
+    round took (0: it had prompts in it, or there was none). `cheap_only`: drafters that take time, and have
+    no gate, leave it alone.
     `gain`: so many tokens rounds of late make, where plain decoding makes one: what time is worth. `alternatives`:
     other ways of the draft may be verified beside it.
     """
@@ -270,15 +271,17 @@ class Drafter(Protocol):
 
 class WorkBeside(NamedTuple):
     """What drafters do while the target verifies. `computes`: on what may be the target's processor, or its memory.
-    `reads`: a text first, so that it has no draft yet."""
+    `reads`: a text first, so that it has no draft yet. `gated_ms`: what those took in the round itself that judge by
+    themselves whether they pay."""
 
     computes: bool = False
     reads: bool = False
+    gated_ms: float = 0.0
 
 
 @runtime_checkable
 class DrafterBeside(Protocol):
-    """A drafter that may work while the target does."""
+    """A drafter that may work while the target does, or judges by itself whether it pays."""
 
     def describe_beside(self) -> WorkBeside:
         """Return what it does beside the round that was proposed for last."""

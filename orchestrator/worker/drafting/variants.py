@@ -34,7 +34,11 @@ class DrafterGroup:
 
     def describe_beside(self) -> WorkBeside:
         works = [describe_beside(drafter) for drafter in self._drafters]
-        return WorkBeside(any(work.computes for work in works), any(work.reads for work in works))
+        return WorkBeside(
+            any(work.computes for work in works),
+            any(work.reads for work in works),
+            sum(work.gated_ms for work in works),
+        )
 
     def close(self) -> None:
         """The one loaded last goes first: OpenVINO's models leave a signal stack behind otherwise."""

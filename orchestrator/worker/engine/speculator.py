@@ -381,7 +381,7 @@ class Speculator:
         times = None
         if not prompts and verify_ms > 0.0:
             beside = describe_beside(self._drafter)
-            times = RoundTimes(verify_ms, round_.draft_ms, beside.computes, beside.reads)
+            times = RoundTimes(verify_ms, round_.draft_ms, *beside)
         self._policy.observe_round(
             drafts.context,
             RoundOutcome(
@@ -426,7 +426,7 @@ def _sum_branches(round_: Round, drafts: RoundDrafts) -> RoundBranches:
 
 
 def _let_rest(state: DrafterState, rest: Rest) -> DrafterState:
-    concerned = state.state == "ok" and (rest is Rest.ALL or state.method == "model")
+    concerned = state.state == "ok" and (rest is Rest.ALL or state.remote is not None)
     return msgspec.structs.replace(state, rests=_RESTS[rest]) if concerned else state
 
 
