@@ -19,7 +19,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from policies.running_mean import update_mean
-from policies.speculation.trial_account import TrialAccount, begin_trial, end_trust, observe_rounds, observe_win, spend
+from policies.speculation.trial_account import (
+    FIRST_ROUNDS,
+    TrialAccount,
+    begin_trial,
+    end_trust,
+    observe_rounds,
+    observe_win,
+    spend,
+)
 
 TRIAL_ROUNDS = 4
 """So many rounds with drafts are made before their means say anything. ADR 0016."""
@@ -33,9 +41,9 @@ _DEAR_TRIALS = 2.0
 # Of what is saved, reading a text may take whatever the means say: texts differ. ADR 0134: without it, drafts that win
 # 4 % win nothing.
 _READING_SHARE = 0.25
-# Accepted tokens a round, and what they win of it, as long as a trial has not said. ADR 0134: what a draft model of a
-# third of the target wins in its best texts. Without a bound a trial once read a text for 53 rounds, for 96 tokens.
-_HOPED_ACCEPTED, _HOPED_WIN = 1.0, 0.5
+# Accepted tokens of drafts of one token, as long as a trial has not said. ADR 0134: 0.65 is usual for a draft model of
+# a third of the target. Without a bound a trial once read a text for 53 rounds, for 96 tokens.
+_HOPED_ACCEPTED = 0.75
 
 
 def worth_ms(accepted: float, round_ms: float) -> float:
@@ -70,12 +78,14 @@ class GateState:
 @dataclass(frozen=True, slots=True)
 class DraftCost:
     """What drafting is expected to take. `round_ms`: of a round without drafts, of so many `sequences`. `step_ms`: of
-    one step of the drafter. `reading_ms`: of reading the text that it has to know for one of them. 0: not measured."""
+    one step of the drafter. `reading_ms`: of reading the text that it has to know for one of them. `rows_ms`: what a
+    row more for each of them takes. 0: not measured."""
 
     round_ms: float
     step_ms: float
     reading_ms: float = 0.0
     sequences: int = 1
+    rows_ms: float = 0.0
 
     @property
     def trial_rounds(self) -> float:
@@ -99,11 +109,12 @@ def decide_drafting(worth: GateState, price: DraftCost) -> GateState:
 def reads(worth: GateState, price: DraftCost, tokens_left: float) -> bool:
     """Return whether to read a text for its drafts, where `tokens_left` tokens are expected to come behind it."""
     saved_ms = worth.account.saved * price.round_ms
-    accepted, won_ms = _HOPED_ACCEPTED, _HOPED_WIN * price.round_ms
-    if worth.rounds >= TRIAL_ROUNDS:
-        accepted, won_ms = max(0.0, worth.accepted), worth_ms(worth.accepted, price.round_ms) - worth.cost_ms
-    hoped_ms = won_ms / price.sequences * tokens_left / (1.0 + accepted)
-    return price.reading_ms <= min(saved_ms, max(_READING_SHARE * saved_ms, hoped_ms))
+    tried = worth.rounds >= TRIAL_ROUNDS
+    accepted = worth.accepted if tried else _HOPED_ACCEPTED
+    won_ms = worth_ms(accepted, price.round_ms) - (worth.cost_ms if tried else price.step_ms + price.rows_ms)
+    hoped_ms = won_ms / price.sequences * tokens_left / (1.0 + max(0.0, accepted))
+    spare_ms = saved_ms if tried else max(0.0, saved_ms - FIRST_ROUNDS * price.round_ms)
+    return price.reading_ms <= min(saved_ms, max(_READING_SHARE * spare_ms, hoped_ms))
 
 
 def observe_drafted_round(

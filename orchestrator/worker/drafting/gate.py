@@ -1,10 +1,10 @@
 """Asks a draft model only where it pays: `policies/speculation/gate`, fed with what drafts took and brought.
 
-What is learned belongs to the drafter and not to a request, so a new request does not pay for it again; greedy, coupled
-and drawn drafts are judged separately. Two figures count: the tokens that drafts bring beyond those of cheaper
-drafters, and the time that they add to a round. Where one sequence decodes, the target's part is measured. So whatever
-the two models take from each other (caches, threads) is in it. Else it is taken from the rows, because other drafters'
-drafts and a grown batch would be in it.
+What is learned belongs to the drafter and not to a request, so a new request does not pay for it again. Greedy, coupled
+and drawn drafts are judged separately, and so are loads: what drafts bring to a batch says little of one sequence. Two
+figures count: the tokens that drafts bring beyond those of cheaper drafters, and the time that they add to a round.
+Where one sequence decodes, the target's part is measured. So whatever the two models take from each other (caches,
+threads) is in it. Else it is taken from the rows, because other drafters' drafts and a grown batch would be in it.
 
 A text that the model has not read (it is not read while drafts do not pay) is read where that is worth it.
 """
@@ -29,6 +29,9 @@ from policies.speculation.gate import (
 )
 from policies.speculation.trial_account import lend, release_held_back, spend
 
+_Kind = tuple[Rule, int]
+"""What is judged apart: how tokens are chosen, and the power of two that the number of sequences is below."""
+
 # Least weight of the newest sequence in the mean length. Not tuned.
 _NEWEST = 0.1
 _USUAL_TOKENS = 128.0
@@ -39,11 +42,13 @@ _TRIAL_TOKENS = 4
 
 @dataclass(slots=True)
 class _GatedRound:
-    """What is known of the last round's drafts of a rule. `sequences`: who decoded in it, drafted for or not. Cheaper
-    drafters' drafts promised so many tokens. `cost_ms`: of drafting; `rows_ms`: of verification, going by the rows."""
+    """What is known of the last round's drafts of a rule. `sequences`: who decoded in it, drafted for or not. `load`:
+    as in _Kind. Cheaper drafters' drafts promised so many tokens. `cost_ms`: of drafting; `rows_ms`: of verification,
+    going by the rows."""
 
     round_ms: float
     sequences: int
+    load: int
     promised: float = 0.0
     cost_ms: float = 0.0
     rows_ms: float = 0.0
@@ -61,14 +66,14 @@ class DraftGate:
     """See the module. `reading_ms` estimates what it takes to read what a sequence is behind."""
 
     reading_ms: Callable[[DraftSequence], float]
-    _worths: dict[Rule, GateState] = field(default_factory=dict)
+    _worths: dict[_Kind, GateState] = field(default_factory=dict)
     _open: dict[Rule, _GatedRound] = field(default_factory=dict)
     _usual_tokens: float = _USUAL_TOKENS
     _ended: int = 0
 
     @property
     def rests(self) -> bool:
-        """Whether trials have shown under every rule so far that drafts do not pay."""
+        """Whether trials have shown under every rule and load so far that drafts do not pay."""
         return bool(self._worths) and all(worth.rounds and not worth.drafting for worth in self._worths.values())
 
     def choose_asks(self, asks: Sequence[Ask], known: Mapping[str, DraftSequence], step_ms: float) -> list[Ask]:
@@ -90,32 +95,33 @@ class DraftGate:
         self, rule: Rule, candidates: Sequence[tuple[float, Ask, DraftSequence]], step_ms: float, sequences: int
     ) -> list[Ask]:
         """Return the asks that are granted; they come in the order of what there is to read for them."""
-        round_ms = candidates[0][1].round_ms
-        worth = self._worths[rule] = decide_drafting(self._worth(rule), DraftCost(round_ms, step_ms, candidates[0][0]))
+        round_ms, kind = candidates[0][1].round_ms, (rule, sequences.bit_length())
+        worth = self._worths[kind] = decide_drafting(self._worth(kind), DraftCost(round_ms, step_ms, candidates[0][0]))
         if not worth.drafting:
             return []
         kept: list[Ask] = []
+        rows_ms = sum(ask.row_ms for _, ask, _ in candidates if not ask.free)
         for reading_ms, ask, known in candidates:
             done = len(known.tokens) - known.prompt
-            cost = DraftCost(round_ms, step_ms, reading_ms, sequences)
+            cost = DraftCost(round_ms, step_ms, reading_ms, sequences, rows_ms)
             if not reads(worth, cost, max(self._usual_tokens - done, done)):
                 break
             worth = replace(worth, account=spend(worth.account, reading_ms / round_ms))
             tried = worth.rounds < TRIAL_ROUNDS
             kept.append(replace(ask, limit=min(ask.limit, _TRIAL_TOKENS)) if tried else ask)
         if kept:
-            self._open[rule] = _GatedRound(round_ms, sequences)
+            self._open[rule] = _GatedRound(round_ms, sequences, kind[1])
         return kept
 
-    def _worth(self, rule: Rule) -> GateState:
-        """Return what is known of a rule's drafts. A new rule borrows from the richest: a drafter that pays under one
+    def _worth(self, kind: _Kind) -> GateState:
+        """Return what is known of drafts of a kind. A new one borrows from the richest: a drafter that pays under one
         is tried under others soon, and one that did not has to save for it."""
-        if rule not in self._worths and self._worths:
-            richest = max(self._worths, key=lambda known_rule: self._worths[known_rule].account.saved)
+        if kind not in self._worths and self._worths:
+            richest = max(self._worths, key=lambda known: self._worths[known].account.saved)
             lender, borrower = lend(self._worths[richest].account)
             self._worths[richest] = replace(self._worths[richest], account=lender)
-            self._worths[rule] = GateState(borrower)
-        return self._worths.setdefault(rule, GateState())
+            self._worths[kind] = GateState(borrower)
+        return self._worths.setdefault(kind, GateState())
 
     def observe_drafts(self, took_ms: float, drafts: Iterable[tuple[Rule, Ask, Draft]], *, reading: bool) -> None:
         """The drafts that were chosen are there, after so long; `reading`: with more to read than verdicts."""
@@ -132,8 +138,8 @@ class DraftGate:
             gated.accepted += accepted
 
     def observe_sequence_start(self) -> None:
-        for rule, worth in self._worths.items():
-            self._worths[rule] = replace(worth, account=release_held_back(worth.account))
+        for kind, worth in self._worths.items():
+            self._worths[kind] = replace(worth, account=release_held_back(worth.account))
 
     def observe_sequence_end(self, known: DraftSequence) -> None:
         """A sequence ended: how long others will be is guessed from that."""
@@ -145,8 +151,9 @@ class DraftGate:
     def _settle(self, last_ms: float) -> None:
         for rule, gated in self._open.items():
             accepted = (gated.accepted - gated.promised) / gated.sequences
-            self._worths[rule] = observe_drafted_round(
-                self._worths[rule],
+            kind = rule, gated.load
+            self._worths[kind] = observe_drafted_round(
+                self._worths[kind],
                 round_ms=gated.round_ms,
                 accepted=accepted,
                 cost_ms=gated.compute_added_ms(last_ms),
