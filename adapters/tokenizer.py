@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guard_messages
-from adapters.contract import ModelRefused
+from adapters.contract import ModelRefused, Unsupported
+from adapters.fill_tokens import FillTokens, find_fill_tokens
 from adapters.min_tokens import MinTokens, measure_min_tokens
 from adapters.output_form import mentions_tools
 from adapters.token_texts import ControlTokens, TokenTextDecoder, join_bytes, list_token_bytes
@@ -49,7 +50,8 @@ class _Vocabulary:
     - `encode_behind`: text that continues other text (some put a space before every text).
 
     `least`: bounds their number of tokens from below; None where that cannot be done. `encode_whole`: knows
-    control tokens, too; it is there where the library looks for them in normalised text.
+    control tokens, too; it is there where the library looks for them in normalised text. `fill`: marks the parts of a
+    text whose middle is to be written.
     """
 
     pieces: list[bytes]
@@ -63,6 +65,7 @@ class _Vocabulary:
     add_bos: bool
     least: MinTokens | None
     encode_whole: Callable[[str], list[int]] | None = None
+    fill: FillTokens | None = None
 
 
 class Tokenizer:
@@ -120,6 +123,7 @@ class Tokenizer:
             add_bos=meta.add_bos and meta.bos_id is not None,
             least=measure_min_tokens(parsed, pieces),
             encode_whole=_whole_encoder(Library, parsed, meta),
+            fill=find_fill_tokens(texts, meta.fill_ids),
         )
         if template is None:
             return cls(vocabulary, None)
@@ -245,6 +249,23 @@ class Tokenizer:
         vocabulary = self._vocabulary
         begin = [vocabulary.bos_id] if vocabulary.add_bos and vocabulary.bos_id is not None else []
         return begin + self.encode(text, special=special)
+
+    @property
+    def fill_tokens(self) -> FillTokens | None:
+        """The marks of a text to fill in; None where the model has none."""
+        return self._vocabulary.fill
+
+    def encode_fill(self, prefix: str | Sequence[int], suffix: str) -> list[int]:
+        """Return the prompt behind which the model writes what stands between `prefix` and `suffix`, in the order that
+        llama-server has: prefix, suffix, middle (tools/server, `/infill`). Control tokens in a text are plain text.
+        Raises Unsupported where the model has no marks for that."""
+        vocabulary, marks = self._vocabulary, self.fill_tokens
+        if marks is None:
+            raise Unsupported("this model has no tokens that mark the parts of a text to fill in (FIM)")
+        begin = [vocabulary.bos_id] if vocabulary.add_bos and vocabulary.bos_id is not None else []
+        before = self.encode(prefix, special=False) if isinstance(prefix, str) else prefix
+        behind = self.encode_behind(suffix, special=False)
+        return [*begin, marks.prefix, *before, marks.suffix, *behind, marks.middle]
 
     @property
     def template_takes_tools(self) -> bool:

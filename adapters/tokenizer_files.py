@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +31,7 @@ class TokenizerMeta:
 
     `alphabet`: how a token's text spells bytes: "bytes" in GPT-2's letters, "metaspace" as text in which U+2581 is
     a space and <0x0A> a byte. `pre` names how text is cut before the merges ("tokenizer.json": as that file says).
+    `fill_ids`: the marks of `adapters.fill_tokens` that a GGUF file names, by role.
     """
 
     format: int
@@ -45,6 +46,7 @@ class TokenizerMeta:
     vocabulary_size: int
     vocabulary_fingerprint: str
     alphabet: Literal["bytes", "metaspace"] = "bytes"
+    fill_ids: dict[str, int] = field(default_factory=dict)
 
 
 def texts_by_id(ids: Mapping[str, int], size: int, spaced: Collection[int]) -> list[str]:

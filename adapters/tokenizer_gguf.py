@@ -18,6 +18,7 @@ from typing import Any
 
 from adapters.chat_template import ChatTemplate
 from adapters.contract import ModelRefused, Progress
+from adapters.fill_tokens import FILL_ROLES
 from adapters.gguf_header import GgufHeader
 from adapters.tokenizer_cuts import Cut, cut_of, list_cuts
 from adapters.tokenizer_files import END_OF_TURN, FORMAT, METASPACE, TOKENIZER_FILE, TokenizerMeta, write_meta
@@ -31,6 +32,7 @@ _PHI3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
 # Where the file names none, by llama.cpp's rules (ADR 0104).
 _USUAL_IDS = {"bos": 1, "eos": 2}
 
+_EARLIER_FILL_KEYS = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
 _NO_ID = {0xFFFFFFFF, -1}  # what converters write for a token that a model has not
 
 
@@ -181,7 +183,16 @@ def _meta(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> To
         vocabulary_size=len(tokens),
         vocabulary_fingerprint=vocabulary_fingerprint(tokens),
         alphabet="metaspace" if cut is None else "bytes",
+        fill_ids=_read_fill_ids(header, len(tokens)),
     )
+
+
+def _read_fill_ids(header: GgufHeader, count: int) -> dict[str, int]:
+    """Return the marks of a text to fill in that the file names, in either of two spellings, by role."""
+    ids = {role: _token_id(header, f"fim_{role}", count) for role in FILL_ROLES}
+    for role, earlier in _EARLIER_FILL_KEYS.items():
+        ids[role] = _token_id(header, earlier, count) if ids[role] is None else ids[role]
+    return {role: index for role, index in ids.items() if index is not None}
 
 
 def _cut(header: GgufHeader) -> Cut:

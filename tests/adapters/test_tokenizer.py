@@ -54,6 +54,8 @@ def write_vocabulary(path: Path, **changes: Any) -> Path:
     }.items():
         if facts[key] is not None:
             add(facts[key])
+    for key, index in facts.get("ids", {}).items():
+        writer.add_uint32(key, index)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -95,6 +97,29 @@ def test_control_tokens_are_parsed_only_when_asked(small: Tokenizer) -> None:
 def test_user_defined_tokens_are_always_parsed(small: Tokenizer) -> None:
     assert texts(small, small.encode("a<think>b", special=False)) == ["a", "<think>", "b"]
     assert small.decode(small.encode("<think>", special=False)) == "<think>"
+
+
+FILL_MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"]
+
+
+@pytest.mark.parametrize("keys", [(), ("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle")])
+def test_the_marks_of_a_text_to_fill_in_are_named_or_known(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    marks = [f"<|{key}|>" for key in keys] or FILL_MARKS
+    tokens, kinds = [*TOKENS, *marks], [*KINDS, *[3] * len(marks)]
+    ids = {f"tokenizer.ggml.{key}_token_id": len(TOKENS) + number for number, key in enumerate(keys)}
+    tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, tokens=tokens, kinds=kinds, ids=ids))
+    first = len(TOKENS)
+    assert tokenizer.fill_tokens is not None
+    assert tokenizer.fill_tokens.ends == set(range(first, first + len(marks)))
+    prompt = tokenizer.encode_fill("hello", " hello<|im_end|>")
+    assert texts(tokenizer, prompt)[:5] == [marks[0], "hello", marks[1], " hello", "<"]
+    assert prompt[-1] == first + 2
+
+
+def test_a_model_without_the_marks_fills_in_nothing(small: Tokenizer) -> None:
+    assert small.fill_tokens is None
+    with pytest.raises(Unsupported, match="FIM"):
+        small.encode_fill("a", "b")
 
 
 def test_lone_surrogates_count_as_replacement_characters(small: Tokenizer) -> None:

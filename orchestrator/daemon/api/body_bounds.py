@@ -41,6 +41,7 @@ _TAKEN: Final = "gzip, zstd"
 
 class _Outline(msgspec.Struct):
     prompt: msgspec.Raw = _NOTHING
+    suffix: msgspec.Raw = _NOTHING
     messages: msgspec.Raw = _NOTHING
     prediction: msgspec.Raw = _NOTHING
     input: msgspec.Raw = _NOTHING
@@ -154,6 +155,7 @@ def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_
         return
     outline = _decode(_decode_outline, raw, "the body is not JSON", "invalid_json")
     texts = {"system": outline.system, "instructions": outline.instructions, "input": outline.input}
+    texts["suffix"] = outline.suffix
     prompts = (outline.prompt, outline.messages, outline.prediction, outline.tokens, *texts.values())
     beside = len(raw) - sum(len(part) for part in prompts)
     if beside > max_parameter_bytes:

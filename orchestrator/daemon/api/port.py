@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from adapters.fill_tokens import FillTokens
+
 
 class StreamDecoder(Protocol):
     """Token ids to text, piece by piece; a character that is not complete yet is held back."""
@@ -35,6 +37,9 @@ class TokenizerPort(Protocol):
     @property
     def output_form(self) -> str | None: ...
 
+    @property
+    def fill_tokens(self) -> FillTokens | None: ...
+
     def with_template(self, source: str) -> TokenizerPort: ...
 
     def template_shows(self, text: str) -> bool: ...
@@ -48,6 +53,8 @@ class TokenizerPort(Protocol):
     def encode(self, text: str, *, special: bool) -> list[int]: ...
 
     def encode_prompt(self, text: str, *, special: bool) -> list[int]: ...
+
+    def encode_fill(self, prefix: str | Sequence[int], suffix: str) -> list[int]: ...
 
     def encode_chat(
         self,

@@ -197,13 +197,13 @@ class Translation:
         return submits if stores is None else [msgspec.structs.replace(submit, stores=stores) for submit in submits]
 
     def completions(self, request: CompletionRequest) -> list[Submit]:
-        """Translate `/v1/completions`. Special tokens in a prompt are parsed. Each prompt has the seed that it would
-        have alone. Raises RequestError."""
+        """Translate `/v1/completions`. Special tokens in a prompt are parsed, but for one that a suffix stands behind.
+        Each prompt has the seed that it would have alone. Raises RequestError."""
         submits: list[Submit] = []
         prompts = request.prompts
         for number, given in enumerate(prompts):
             param = "prompt" if len(prompts) == 1 else f"prompt.{number}"
-            prompt = _read_prompt(given, self.tokenizer, param)
+            prompt = _read_prompt(given, self.tokenizer, param, request.suffix)
             wanted = request.max_tokens
             if "max_tokens" not in request.model_fields_set:  # a limit that nobody asked for gives way to the context's
                 wanted = min(wanted, max(1, self.context_tokens - len(prompt)))
@@ -241,7 +241,7 @@ class Translation:
                 f"'min_tokens' {request.min_tokens} is above the limit of {max_tokens}", param="min_tokens"
             )
         override = read_override(request.speculative_config, Scope.REQUEST)
-        ends = [] if request.ignore_eos else sorted(self.tokenizer.eos_ids)
+        ends = set() if request.ignore_eos else self.tokenizer.eos_ids | _list_fill_ends(request, self.tokenizer)
         control_stops = find_control_stops(request.stops, self.tokenizer)
         return Submit(
             request_id=self.request_id,
@@ -328,18 +328,29 @@ def _explain(error: AdapterError, tokenizer: TokenizerPort) -> str:
     return str(error) if is_failure(error) else f"the chat template refuses these messages: {error}"
 
 
-def _read_prompt(prompt: Prompt, tokenizer: TokenizerPort, param: str) -> list[int]:
-    if isinstance(prompt, str):
-        ids = tokenizer.encode_prompt(prompt, special=True)
-    else:
-        ids = prompt
-        wrong = next((token for token in ids if not 0 <= token < tokenizer.vocabulary_size), None)
+def _read_prompt(prompt: Prompt, tokenizer: TokenizerPort, param: str, suffix: str) -> list[int]:
+    """Return a prompt as tokens; with a suffix, the one behind which what stands between the two is written. Raises
+    RequestError."""
+    if not isinstance(prompt, str):
+        wrong = next((token for token in prompt if not 0 <= token < tokenizer.vocabulary_size), None)
         if wrong is not None:
             raise RequestError(f"token {wrong} is outside the vocabulary of {tokenizer.vocabulary_size}", param=param)
+    if suffix:
+        try:
+            return tokenizer.encode_fill(prompt, suffix)
+        except AdapterError as error:
+            raise RequestError(f"{error}: leave 'suffix' out", param="suffix", code="not_supported") from None
+    ids = tokenizer.encode_prompt(prompt, special=True) if isinstance(prompt, str) else prompt
     if not ids:
         which = "the prompt" if param == "prompt" else f"'{param}'"
         raise RequestError(f"{which} is empty", param=param)
     return ids
+
+
+def _list_fill_ends(request: CompletionRequest | ChatRequest, tokenizer: TokenizerPort) -> frozenset[int]:
+    """Return what ends a text that was filled in, beside the model's ends."""
+    marks = tokenizer.fill_tokens if isinstance(request, CompletionRequest) and request.suffix else None
+    return frozenset() if marks is None else marks.ends
 
 
 def _check_fits(prompt: int, wanted: int, context: int, param: str, bound: str) -> None:

@@ -319,6 +319,8 @@ class CompletionRequest(Generation):
     max_tokens: int = Field(default=16, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
     echo: bool = False
+    suffix: str = ""
+    """The answer is what stands between the prompt and this."""
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -340,6 +342,13 @@ class CompletionRequest(Generation):
             text = "'{field}' has {prompts} prompts, with 'n' {n} choices of each: one request takes {most} at most"
             counts = {"field": "prompt", "prompts": len(self.prompts), "n": self.n, "most": MAX_SEQUENCES}
             raise PydanticCustomError("invalid_combination", text, counts)
+        return self
+
+    @model_validator(mode="after")
+    def _no_echo_of_parts(self) -> CompletionRequest:
+        if self.suffix and self.echo:
+            text = "'{field}' does not go with 'suffix': the answer stands between the two"
+            raise PydanticCustomError("invalid_combination", text, {"field": "echo"})
         return self
 
     @model_validator(mode="after")
