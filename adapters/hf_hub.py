@@ -187,6 +187,13 @@ def check(hub_id: HubId, adapter: str = "") -> DecoderSizes:
     return _check_heads(pinned, directory, sizes, names, adapter)
 
 
+def measure_weights(hub_id: HubId) -> int:
+    """Return the bytes of the files that hold a model's weights, wherever they are. Raises as `fetch` does."""
+    pinned = pin_revision(hub_id)
+    directory, sizes = _bring_small_files(pinned, lambda _stage, _fraction: None)
+    return sum(_size_of(pinned, sizes, name) for name in _list_weights(pinned, directory, sizes))
+
+
 def find_head(hub_id: HubId) -> tuple[Path, GgufHeader | None]:
     """Return where a model's files are to be in the hub's cache, with the small ones there, and the head of a GGUF
     file that is not there yet (None where it is, and for a directory). Raises as `fetch` does."""

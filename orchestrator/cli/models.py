@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
+from orchestrator.cli.model_check import check
 from orchestrator.cli.options import AsJson, ConfigFile, Yes, confirm, print_json, show_progress
 from orchestrator.plain_table import print_lines, print_table
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # loaded where something is done
 app = typer.Typer(
     invoke_without_command=True, help="Models: what is in memory, what the store holds, and what formats keep."
 )
+app.command()(check)
 
 
 @app.callback()
