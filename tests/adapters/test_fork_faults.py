@@ -13,6 +13,7 @@ from adapters.registry import get, list_devices
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
 from tests.support.conformance import NO_MAINLINE
+from tests.support.model_rows import loads_models
 from tests.support.tiny_llama_files import ARCHITECTURES, TOKENS, write_llama_file
 
 REFUSED = {
@@ -52,6 +53,7 @@ def test_a_cut_that_it_does_not_know_is_refused_before_it_is_loaded(tmp_path: Pa
         adapter.load(tmp_path / "prepared", LoadOptions(), lambda stage, fraction: None)
 
 
+@loads_models("llama_cpp", "GGUF", [name for name in ARCHITECTURES if name not in REFUSED], write_llama_file)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.usefixtures("alone")
 def test_what_it_does_not_compute_is_refused_and_the_rest_is_run(tmp_path: Path, architecture: str) -> None:

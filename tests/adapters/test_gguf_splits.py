@@ -25,8 +25,10 @@ from adapters.own_tokenizer import TokenizerRecipe
 from adapters.source_meter import SourceMeter
 from adapters.vocabulary import vocabulary_in
 from orchestrator.fitting.precision import sizes_of
+from tests.support.model_rows import loads_models
 from tests.support.tiny_gguf import Tiny, list_split, write
 
+RUNTIMES = ("openvino_rt", "onnx_rt", "torch_device", "llama_cpp")
 TINY = Tiny("llama", hidden=256, mlp=256, head_dim=64, kind=GGMLQuantizationType.Q4_1, rope_factors=True)
 FIRST = "tiny-Q4_1-00001-of-00004.gguf"
 
@@ -90,7 +92,9 @@ def test_a_split_model_is_one_model_of_all_its_files(tmp_path: Path, bare_first:
         assert np.array_equal(tensor.float32(), expected.float32())
 
 
-@pytest.mark.parametrize("adapter", ["openvino_rt", "onnx_rt", "torch_device", "llama_cpp"])
+@loads_models(RUNTIMES, "GGUF", ["llama"])
+@loads_models(RUNTIMES, "GGUF, split", ["llama"])
+@pytest.mark.parametrize("adapter", RUNTIMES)
 def test_split_and_whole_have_the_same_bits(tmp_path: Path, adapter: str) -> None:
     libraries = {"torch_device": "torch", "onnx_rt": "onnxruntime", "llama_cpp": "ik_llama_cpp"}
     pytest.importorskip(libraries.get(adapter, "openvino"))

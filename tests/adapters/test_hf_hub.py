@@ -81,13 +81,17 @@ def environment(hub: Hub, home: Path, **changes: str) -> dict[str, str]:
 
 
 def check_config(hub: Hub, home: Path, config: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run `outrider config check` as a program that has yet to import the hub's library."""
+    return run_outrider(hub, home, "config", "check", str(config), **changes)
+
+
+def run_outrider(hub: Hub, home: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a program that has yet to import the hub's library."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("HF_", "TRANSFORMERS_"))]:
             patch.delenv(name)
         for name, value in {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), **changes}.items():
             patch.setenv(name, value)
-        return outrider_process("config", "check", str(config))
+        return outrider_process(*arguments)
 
 
 def resolve_sources(hub: Hub, home: Path, *sources: str, **changes: str) -> list[dict[str, Any]]:
@@ -354,6 +358,25 @@ def test_config_check_reads_the_heads_of_models_of_the_hub(hub: Hub, tmp_path: P
         assert words in done.stderr
     assert hub.downloads(".gguf") == []
     assert hub.downloads(".safetensors") == []
+
+
+def test_models_check_reads_heads_alone(hub: Hub, tmp_path: Path, files: dict[str, bytes], gguf: bytes) -> None:
+    draft = "hf:org/ggufs/q4/small-Q4_1.gguf"
+    done = run_outrider(hub, tmp_path, "models", "check", "hf:org/Tiny", "--draft", draft, "--json")
+    answer = json.loads(done.stdout)
+    weights = sum(len(raw) for name, raw in files.items() if name.endswith(".safetensors"))
+    loading = {verdict["runtime"]: verdict["weights_bytes"] for verdict in answer["runtimes"] if verdict["loads"]}
+    assert set(loading.values()) == {weights}
+    assert "llama_cpp" not in loading
+    assert (answer["architecture"], answer["drafts"][0]["vocabulary"]) == ("Qwen3ForCausalLM", "differs")
+    assert "source: hf:org/Tiny" in answer["cluster_yaml"]
+    whole = json.loads(run_outrider(hub, tmp_path, "models", "check", draft, "--json").stdout)
+    assert {verdict["weights_bytes"] for verdict in whole["runtimes"]} == {len(gguf)}
+    assert hub.downloads(".gguf") == []
+    assert hub.downloads(".safetensors") == []
+    away = run_outrider(hub, tmp_path / "new", "models", "check", "hf:org/Tiny", HF_ENDPOINT="http://127.0.0.1:9")
+    assert (away.returncode, len(away.stderr.splitlines())) == (1, 1)
+    assert "cannot be downloaded from" in away.stderr
 
 
 def enlarge(raw: bytes) -> bytes:

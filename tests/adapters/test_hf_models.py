@@ -23,8 +23,13 @@ from adapters.openvino_rt.graph import read_paged
 from adapters.openvino_rt.ir_file import IrFile
 from adapters.source_meter import SourceMeter
 from tests.support import reference_decoder, tiny_models
+from tests.support.model_rows import loads_models
 
-FAMILIES = [name for name in tiny_models.CONFIGS if name != "gemma2"]
+FAMILIES = {name: architecture for name, architecture in tiny_models.ARCHITECTURES.items() if name != "gemma2"}
+ON_ONNX = [
+    *[("llama", "F32"), ("llama3", "BF16"), ("qwen2", "F16"), ("qwen3", "BF16")],
+    *[("mistral", "F16"), ("gemma", "BF16"), ("gemma3", "F32"), ("gemma3", "BF16")],
+]
 LENGTH = 90  # longer than the tiny models' sliding window of 16
 
 
@@ -45,6 +50,7 @@ def tokens(count: int = LENGTH) -> list[int]:
     return [int(token) for token in np.random.default_rng(5).integers(4, 260, count)]
 
 
+@loads_models("openvino_rt", "safetensors", FAMILIES)
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, kind) for name in FAMILIES for kind in ("F32", "BF16")), ("llama3", "F16")]
 )
@@ -62,13 +68,8 @@ def test_logits_are_those_of_the_formulas(tmp_path: Path, shared_store: Path, na
     model.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        *[("llama", "F32"), ("llama3", "BF16"), ("qwen2", "F16"), ("qwen3", "BF16")],
-        *[("mistral", "F16"), ("gemma", "BF16"), ("gemma3", "F32"), ("gemma3", "BF16")],
-    ],
-)
+@loads_models("onnx_rt", "safetensors", {name: tiny_models.ARCHITECTURES[name] for name, _ in ON_ONNX})
+@pytest.mark.parametrize(("name", "kind"), ON_ONNX)
 def test_onnx_runtime_computes_the_same(tmp_path: Path, shared_store: Path, name: str, kind: str) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
     directory = tiny_models.write_model(tmp_path / name, name, kind=kind)

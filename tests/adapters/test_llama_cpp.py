@@ -34,7 +34,8 @@ from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from orchestrator.clock import SystemClock
 from orchestrator.worker.measuring.steps import measure_steps
-from tests.support.tiny_gguf import Tiny, logits, write
+from tests.support.model_rows import loads_models
+from tests.support.tiny_gguf import Tiny, logits, write, write_file
 
 tiny = partial(Tiny, hidden=128, heads=2, kv_heads=1, head_dim=64)
 ADAPTER = LlamaCppAdapter()
@@ -64,6 +65,7 @@ def load(prepared: Path, **options):
     )
 
 
+@loads_models("llama_cpp", "GGUF", {name: shape.family for name, shape in MODELS.items()}, partial(write_file, MODELS))
 @pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS)
 def test_a_tiny_model_computes_what_the_reference_computes(tmp_path, shape):
     arrays = write(tmp_path / "tiny.gguf", shape)

@@ -36,10 +36,12 @@ from adapters.llama_cpp.mainline_state import read_format, without_head
 from adapters.llama_cpp.model import LlamaModel
 from adapters.llama_cpp.native import IN_ANY_ROWS
 from tests.support.conformance import NO_FORK, NO_MAINLINE
+from tests.support.model_rows import loads_models
 from tests.support.stub_libllama import NEEDS_COMPILER, build_stub
 from tests.support.tiny_llama_files import ARCHITECTURES, RECURRENT, write_llama_file
 
 HEAD = struct.pack("<II", 0xAF143CD8, 0)
+KEEPING = [architecture for architecture in ARCHITECTURES if architecture not in RECURRENT]
 
 
 def silent(stage: str, fraction: float) -> None:
@@ -216,9 +218,8 @@ def test_a_class_that_one_library_keeps_is_not_taken_for_another(tmp_path, monke
 
 
 @NO_MAINLINE
-@pytest.mark.parametrize(
-    "architecture", [architecture for architecture in ARCHITECTURES if architecture not in RECURRENT]
-)
+@loads_models("llama_cpp", "GGUF", KEEPING, write_llama_file, needs="xllamacpp")
+@pytest.mark.parametrize("architecture", KEEPING)
 def test_mainline_goes_on_from_a_state_as_from_its_own_forwards(tmp_path, architecture):
     """A sequence outgrows its contexts, is rolled back behind what a sliding window has left, is forked and moved."""
     place = find_mainline("xllamacpp")

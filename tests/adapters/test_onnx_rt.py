@@ -23,6 +23,7 @@ from adapters.model_store import ModelStore
 from adapters.onnx_rt.providers import choose_provider, confirm
 from device_profiles.profile import Exactness
 from tests.support import tiny_models
+from tests.support.model_rows import loads_models
 from tests.support.tiny_gguf import Tiny, logits, write
 
 ADAPTER = registry.get("onnx_rt")
@@ -50,6 +51,7 @@ def prepare_tiny(directory: Path, tiny: Tiny) -> tuple[Path, dict[str, np.ndarra
     return target, arrays
 
 
+@loads_models("onnx_rt", "GGUF", {shape.family for shape in MODELS.values()})
 @pytest.mark.parametrize("tiny", MODELS.values(), ids=MODELS)
 def test_a_tiny_model_computes_what_the_reference_computes(tmp_path, tiny):
     target, arrays = prepare_tiny(tmp_path, tiny)

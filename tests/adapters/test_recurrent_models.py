@@ -25,6 +25,7 @@ from adapters.libllama import find_any_mainline, find_library
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.library import load_library
 from adapters.llama_cpp.native import NativeLibrary
+from tests.support.model_rows import loads_models
 from tests.support.tiny_llama_files import RECURRENT, TOKENS, write_llama_file
 
 FORK_RUNS = ("qwen35", "qwen3next")
@@ -91,6 +92,7 @@ def decode_alone(library: NativeLibrary, file: Path, prompt: list[int], count: i
     return text[len(prompt) :]
 
 
+@loads_models("llama_cpp", "GGUF", RECURRENT, write_llama_file, needs="xllamacpp")
 def test_the_greedy_text_is_the_librarys_own_however_many_are_decoded(tmp_path, library, architecture):
     """Prompts come in chunks, and one of them outgrows its context; each says what it says alone, a token a call."""
     model = load(library, tmp_path, architecture)

@@ -42,6 +42,7 @@ from adapters.torch_device.weights import Affine, read_decoder, read_prepared_te
 from device_profiles.profile import Exactness
 from tests.adapters.test_hf_reference import TOKENS, VARIANTS
 from tests.support import reference_decoder, tiny_models
+from tests.support.model_rows import loads_models
 
 ADAPTER = registry.get("torch_device")
 OPTIONS = LoadOptions(slots=4, kv_cache_bytes=8 << 20, activations=Precision.FP32)
@@ -62,6 +63,7 @@ def prepare_variant(root: Path, variant: str) -> tuple[Path, Path]:
     return source, target
 
 
+@loads_models("torch_device", "safetensors", tiny_models.ARCHITECTURES, tiny_models.write_model)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_family_computes_what_the_reference_computes(tmp_path, variant):
     source, target = prepare_variant(tmp_path, variant)

@@ -104,6 +104,12 @@ def write(
     return arrays
 
 
+def write_file(models: Mapping[str, Tiny], directory: Path, name: str) -> Path:
+    """Write the model of this name into a directory; return the file."""
+    write(directory / "tiny.gguf", models[name])
+    return directory / "tiny.gguf"
+
+
 def list_split(path: Path) -> list[Path]:
     """Return the files of a split model that was written to `path`, in order."""
     return sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf"))

@@ -70,6 +70,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+ARCHITECTURES: dict[str, str] = {name: config["architectures"][0] for name, config in CONFIGS.items()}
+"""The class that each model's config.json names."""
+
+
 def config_of(name: str, **changes: Any) -> dict[str, Any]:
     """Return the config.json of a tiny model; `...` as a value leaves a key out."""
     family = "llama" if name == "llama3" else name.split("-")[0]
