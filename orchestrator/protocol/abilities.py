@@ -9,6 +9,8 @@ from policies.sampling import Sampling
 
 BEGUN_GRAMMAR = "a grammar that has begun"
 BEGUN_PENALTIES = "penalties that have begun"
+OWN_SAMPLERS = frozenset({"dry_multiplier", "typical_p", "xtc_probability"})
+"""What other engines are not asked for: where they have it, they draw and count in their own ways."""
 
 
 def list_needs(submit: Submit, *, has_tokens: bool) -> Iterator[tuple[str, str]]:
@@ -42,3 +44,9 @@ def _list_sampling_needs(sampling: Sampling, *, has_tokens: bool) -> Iterator[tu
         yield "top_k", "top_k"
     if sampling.temperature and sampling.min_p:
         yield "min_p", "min_p"
+    if sampling.typical_p < 1.0:
+        yield "typical_p", "typical_p"
+    if sampling.xtc_probability:
+        yield "xtc_probability", "xtc_probability"
+    if sampling.dry is not None:
+        yield "dry_multiplier", "dry_multiplier"

@@ -22,7 +22,7 @@ not judged.
 
 from policies.sampling.coupled import choose
 from policies.sampling.filters import distribution
-from policies.sampling.params import Acceptance, NotFinite, Row, Rule, Sampling, require_finite
+from policies.sampling.params import Acceptance, Dry, NotFinite, Row, Rule, Sampling, require_finite
 from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrate_tolerance, watch_tolerance
 from policies.sampling.verify import (
     PROPOSAL_WIDTH,
@@ -37,6 +37,7 @@ __all__ = [
     "PROPOSAL_WIDTH",
     "Acceptance",
     "DraftDistribution",
+    "Dry",
     "NotFinite",
     "Row",
     "Rule",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.sampling import noise
-from policies.sampling.filters import contenders, nucleus_size
+from policies.sampling.filters import contenders, narrow_row, nucleus_size
 from policies.sampling.params import NotFinite, Row, Sampling, finite_top, scale_logits
 
 # Says how many tokens are looked at closely, and no choice depends on it (ADR 0038). Not tuned.
@@ -46,7 +46,11 @@ def choose_each(requests: Iterable[tuple[Row, Sampling, int]]) -> list[int]:
         if sampling.unfiltered:
             chosen.append(_choose_unfiltered(row, top, sampling, position))
             continue
-        ids, nats, sure = contenders(row, sampling, top)
+        if sampling.narrows:
+            ids, nats = narrow_row(row, sampling, position, top)
+            sure = len(ids)
+        else:
+            ids, nats, sure = contenders(row, sampling, top)
         if len(ids) > 1:
             contests.append(_Contest(len(chosen), row, sampling, position, top, ids, nats, sure))
         chosen.append(int(ids[0]))

@@ -1,4 +1,4 @@
-"""What min-p, top-k and top-p leave of a row.
+"""What min-p, top-k and top-p leave of a row, and what the filters behind them do.
 
 A row is as long as the vocabulary. To make an array of that size anew can cost more than what is computed in it (its
 memory comes from the system each time). So the mass of a row is taken by pieces, in place, and only candidates are
@@ -15,6 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.sampling.narrowing import narrow_tokens
 from policies.sampling.params import Row, Sampling, finite_top, relative, scale_logits
 
 # How far below the best candidates are looked for, in nats, before all are. Alone, a width decides nothing but how many
@@ -37,8 +38,9 @@ _ESTIMATED = 1e-3
 _GROUP = 64
 
 
-def distribution(row: Row, sampling: Sampling) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
-    """Return what a sampled token is distributed as: ids (shape (kept,)) and their probabilities, which sum to 1.
+def distribution(row: Row, sampling: Sampling, position: int) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
+    """Return what a sampled token is distributed as at a position: ids (shape (kept,)) and their probabilities, which
+    sum to 1.
 
     The temperature must be above 0. Raises NotFinite.
     """
@@ -47,9 +49,22 @@ def distribution(row: Row, sampling: Sampling) -> tuple[NDArray[np.uint32], NDAr
         ids = np.arange(len(row), dtype=np.uint32)
         nats = scale_logits(row, top, ids, sampling)
     else:
-        ids, nats = survivors(row, sampling, top)
+        ids, nats = narrow_row(row, sampling, position, top)
     shares = np.exp(nats)
     return ids, shares / shares.sum()
+
+
+def narrow_row(
+    row: Row, sampling: Sampling, position: int, top: float
+) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
+    """Return the ids that survive all filters at a position, in the same order for the same row, and their nats, as
+    `survivors`. The temperature must be above 0."""
+    if sampling.cuts_nothing and sampling.typical_p >= 1.0:  # nothing is sorted in vain
+        ids = _reaching(row, -math.inf)
+        nats = scale_logits(row, top, ids, sampling)
+    else:
+        ids, nats = survivors(row, sampling, top)
+    return narrow_tokens(ids, nats, sampling, position) if sampling.narrows else (ids, nats)
 
 
 def survivors(row: Row, sampling: Sampling, top: float) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:

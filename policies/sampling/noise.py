@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     DRAFT = 1
     ACCEPT = 2
     RESIDUAL = 3
+    EXCLUDE = 4
 
 
 def _mix64(value: int) -> int:

@@ -24,12 +24,25 @@ class NotFinite(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen: temperature, then min-p, then top-k, then top-p (vLLM's order).
+class Dry:
+    """The penalty on repetitions of policies/sampling/dry. `last_tokens`: of so many tokens of prompt and output, -1:
+    of all. `breakers`: as tokens, each of one or more."""
 
-    Temperature 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off. `seed` is taken modulo 2**64.
-    Before all that come `logit_bias` ((token, bias) pairs, each token once) and the penalties of
-    `policies/sampling/penalties`. `acceptance` is the rule by which drafts become output.
+    multiplier: float
+    base: float
+    allowed_length: int
+    last_tokens: int
+    breakers: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen: temperature, then min-p, then top-k, then top-p (vLLM's order), then typical sampling and
+    XTC (policies/sampling/narrowing).
+
+    Temperature 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1 and `xtc_probability` 0 switch a filter off.
+    `seed` is taken modulo 2**64. Before all that come `logit_bias` ((token, bias) pairs, each token once) and the
+    penalties of `policies/sampling/penalties`. `acceptance` is the rule by which drafts become output.
     """
 
     temperature: float = 0.0
@@ -42,6 +55,10 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     acceptance: Acceptance = "coupled"
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry: Dry | None = None
 
     @property
     def rule(self) -> Rule:
@@ -56,7 +73,17 @@ class Sampling:
     @property
     def unfiltered(self) -> bool:
         """True where every token of the vocabulary may be chosen."""
+        return self.cuts_nothing and not self.narrows
+
+    @property
+    def cuts_nothing(self) -> bool:
+        """True where min-p, top-k and top-p are off."""
         return self.top_k == 0 and self.top_p >= 1.0 and self.min_p == 0.0
+
+    @property
+    def narrows(self) -> bool:
+        """True where a filter of policies/sampling/narrowing is on."""
+        return self.typical_p < 1.0 or self.xtc_probability > 0.0
 
 
 def finite_top(row: Row) -> float:

@@ -7,8 +7,9 @@ In vLLM's order:
   al., "CTRL", 2019, section 4.1).
 - The frequency penalty is taken off once for each time that a token was generated.
 - The presence penalty is taken off once if the token was generated at all.
+- The penalty on repetitions is taken off last (policies/sampling/dry; llama.cpp has it behind the others, too).
 
-For the last two the prompt does not count (OpenAI's definitions).
+For frequency and presence the prompt does not count (OpenAI's definitions).
 
 All of it is a function of the tokens before a position. So a row of a verified draft is judged with the counts that
 include the accepted drafts before it, and the result is the same at every depth.
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.sampling import Row, Sampling
+from policies.sampling.dry import DryPenalty
 
 LEAST_REPETITION = 0.01
 """A smaller repetition penalty could divide a logit into infinity, which would look like a broken device. Bounded by
@@ -41,12 +43,14 @@ class Penalties:
     repetition: np.float32
     frequency: np.float32
     presence: np.float32
+    dry: DryPenalty | None = None
 
     @classmethod
     def of(cls, sampling: Sampling, prompt: Iterable[int]) -> Penalties | None:
         """Return what a request asks for; None where it asks for nothing."""
         repeats = sampling.repetition_penalty != 1.0
-        if not (repeats or sampling.logit_bias or sampling.frequency_penalty or sampling.presence_penalty):
+        counts = repeats or sampling.frequency_penalty or sampling.presence_penalty
+        if not counts and not sampling.logit_bias and sampling.dry is None:
             return None
         return cls(
             bias_ids=np.array([token for token, _ in sampling.logit_bias], dtype=np.intp),
@@ -55,10 +59,12 @@ class Penalties:
             repetition=np.float32(sampling.repetition_penalty),
             frequency=np.float32(sampling.frequency_penalty),
             presence=np.float32(sampling.presence_penalty),
+            dry=None if sampling.dry is None else DryPenalty(sampling.dry),
         )
 
-    def apply_penalties(self, row: Row, generated: Mapping[int, int]) -> Row:
-        """Return a changed copy of a row (float32, shape (vocabulary,)); `generated` counts the output's tokens."""
+    def apply_penalties(self, row: Row, generated: Mapping[int, int], text: Sequence[int]) -> Row:
+        """Return a changed copy of a row (float32, shape (vocabulary,)); `generated` counts the output's tokens, and
+        `text` is prompt and output, where `dry` is to look at them."""
         row = row.copy()
         if len(self.bias_ids):
             row[self.bias_ids] += self.bias
@@ -70,6 +76,8 @@ class Penalties:
         if len(ids) and (self.frequency or self.presence):
             counts = np.fromiter(generated.values(), dtype=np.float32, count=len(generated))
             row[ids] -= self.frequency * counts + self.presence
+        if self.dry is not None:
+            self.dry.apply_dry(row, text)
         return row
 
 

@@ -82,7 +82,7 @@ def propose(
     that was drawn for a position in an earlier round, and thrown away, is independent of it. The temperature must be
     above 0. Raises NotFinite.
     """
-    ids, probabilities = distribution(row, sampling)
+    ids, probabilities = distribution(row, sampling, position)
     if len(ids) > width:
         best = np.argpartition(-probabilities, width - 1)[:width]
         ids, probabilities = ids[best], probabilities[best]
@@ -127,7 +127,7 @@ def judge(
     q = _build_draft_distribution(proposal, draft, len(row))
     if q is None:
         return VerifiedToken(False, choose(row, sampling, position))
-    ids, p = distribution(row, sampling)
+    ids, p = distribution(row, sampling, position)
     p_draft, q_draft = _share(ids, p, draft), _share(*q, draft)
     gap = math.log(q_draft) - math.log(p_draft) if p_draft > 0.0 else math.inf
     tolerated = sampling.acceptance == "tolerance" and delta is not None and math.isfinite(gap) and gap <= delta

@@ -36,8 +36,8 @@ KINDS = [3] * len(CONTROLS) + [1] * len(WORDS) + [4, 5]
 
 def write_vocabulary(path: Path, **changes: Any) -> Path:
     """Write a GGUF file with a small byte-level vocabulary; a change of None leaves a key out."""
-    facts = {"model": "gpt2", "pre": "smollm", "tokens": TOKENS, "kinds": KINDS, "merges": MERGES, "eos": 2}
-    facts |= {"template": TEMPLATE, "bos": 1, "add_bos": None, "eot": None, "name": None} | changes
+    facts: dict[str, Any] = {"model": "gpt2", "pre": "smollm", "tokens": TOKENS, "kinds": KINDS, "merges": MERGES}
+    facts |= {"eos": 2, "template": TEMPLATE, "bos": 1, "add_bos": None, "eot": None, "name": None} | changes
     writer = GGUFWriter(path, "llama")
     for key, add in {
         "model": writer.add_tokenizer_model,
@@ -97,6 +97,14 @@ def test_control_tokens_are_parsed_only_when_asked(small: Tokenizer) -> None:
 def test_user_defined_tokens_are_always_parsed(small: Tokenizer) -> None:
     assert texts(small, small.encode("a<think>b", special=False)) == ["a", "<think>", "b"]
     assert small.decode(small.encode("<think>", special=False)) == "<think>"
+
+
+def test_a_breaker_is_each_token_with_it_and_each_beginning_with_what_follows(small: Tokenizer) -> None:
+    runs = {tuple(texts(small, list(run))) for run in small.find_breakers("ell")}
+    assert {run for run in runs if len(run) == 1} == {("hello",), (" hello",), ("hell",)}
+    assert {run for run in runs if len(run) > 1} == {("e", "ll"), ("he", "ll")}
+    assert small.find_breakers("ell") is small.find_breakers("ell")
+    assert (TOKENS.index("Ċ"),) in small.find_breakers("\n")
 
 
 FILL_MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"]

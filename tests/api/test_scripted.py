@@ -13,6 +13,7 @@ import pytest
 from starlette.types import Message
 
 from orchestrator.errors import RequestError
+from policies.sampling import Dry
 from tests.api.support import EOS, ScriptedControl, app_over, client_of, serving
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "x"}
@@ -35,6 +36,40 @@ async def test_sampling_seed_depth_and_stops_reach_the_worker():
     assert sampling.seed == 2**64 - 1
     assert (submit.prompt, submit.max_tokens, submit.depth) == ([ord("x")], 9, 3)
     assert submit.stop_tokens == [7, EOS]
+
+
+FURTHER = {
+    "typical_p": 0.5,
+    "xtc_probability": 0.25,
+    "xtc_threshold": 0.2,
+    "dry_multiplier": 0.8,
+    "dry_base": 2.0,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": 64,
+    "dry_sequence_breakers": ["\n", "ab"],
+}
+
+
+async def test_llama_cpps_samplers_reach_the_worker_by_its_names():
+    control = ScriptedControl()
+    async with client_of(app_over(control)) as client:
+        await client.completions.create(**ASK, extra_body=FURTHER)
+        await client.completions.create(**ASK, extra_body={"dry_multiplier": 1.0})
+        await client.completions.create(**ASK, extra_body={"xtc_probability": 1.0, "xtc_threshold": 0.6})
+        await client.completions.create(**ASK, extra_body={"dry_multiplier": 1.0, "dry_penalty_last_n": 0})
+    first, usual, *off = [submit.sampling for submit in control.submits]
+    assert (first.typical_p, first.xtc_probability, first.xtc_threshold) == (0.5, 0.25, 0.2)
+    assert first.dry == Dry(0.8, 2.0, 3, 64, ((10,), (97, 98)))
+    assert usual.dry == Dry(1.0, 1.75, 2, -1, tuple((byte,) for byte in sorted(b'\n:"*')))
+    assert [(sampling.narrows, sampling.dry) for sampling in off] == [(False, None)] * 2
+
+
+@pytest.mark.parametrize("field", ["typical_p", "xtc_probability"])
+async def test_what_would_change_a_greedy_answer_in_no_known_way_is_refused(field):
+    answer = await post(ScriptedControl(), ASK | {"temperature": 0, field: 0.5})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
+    assert "needs a temperature above 0" in answer.json()["error"]["message"]
 
 
 async def test_what_a_class_of_requests_has_in_common_reaches_the_worker():

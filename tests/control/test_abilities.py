@@ -19,7 +19,7 @@ from orchestrator.errors import RequestError
 from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.abilities import BEGUN_GRAMMAR, list_needs
 from orchestrator.protocol.commands import Grammar, Submit
-from policies.sampling import Sampling
+from policies.sampling import Dry, Sampling
 from tests.control.test_controller import PROMPT, at_once, until, workers
 from tests.control.test_replicas import LIMITS, kill, list_generated, replicas
 from tests.support import engines
@@ -109,6 +109,9 @@ async def test_a_request_that_a_worker_gives_up_is_tried_at_another() -> None:
         frequency_penalty=st.sampled_from([0.0, 0.5]),
         repetition_penalty=st.sampled_from([1.0, 1.1]),
         logit_bias=st.sampled_from([(), ((1, 2.0),)]),
+        typical_p=st.sampled_from([1.0, 0.5]),
+        xtc_probability=st.sampled_from([0.0, 0.5]),
+        dry=st.sampled_from([None, Dry(1.0, 1.75, 2, -1, ())]),
     ),
     st.sampled_from([None, 0, 3]),
     st.sampled_from([None, SCHEMA]),

@@ -108,7 +108,7 @@ def chances(sampling: Sampling, length: int) -> dict[tuple[int, ...], float]:
             row = model.forward([Segment(0, 0, PROMPT, (len(PROMPT) - 1, len(PROMPT)), apart=False)]).logits[0]
             for index in range(size):  # rows behind a short prompt are a class of their own
                 row = model.forward([Segment(0, len(PROMPT) + index, [taken[index]], (0, 1), apart=True)]).logits[0]
-            for token, share in zip(*distribution(row, sampling), strict=True):
+            for token, share in zip(*distribution(row, sampling, 0), strict=True):
                 grown[(*taken, int(token))] = chance * float(share)
         known = grown
     return known
@@ -293,7 +293,7 @@ def chances_within(allowed: Sequence[int]) -> dict[tuple[int, ...], float]:
         chance = 1.0
         row = model.forward([Segment(0, 0, PROMPT, (len(PROMPT) - 1, len(PROMPT)), apart=False)]).logits[0]
         for index, token in enumerate(output):
-            ids, shares = distribution(row + mask, Sampling(1.0))
+            ids, shares = distribution(row + mask, Sampling(1.0), 0)
             chance *= float(shares[ids == token].sum())
             row = model.forward([Segment(0, len(PROMPT) + index, [token], (0, 1), apart=True)]).logits[0]
         found[output] = chance

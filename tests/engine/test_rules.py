@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,7 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.engine.loop import DecodeLoop
-from policies.sampling import Sampling
+from policies.sampling import Dry, Sampling
 from tests.engine.test_loop import WildDrafter
 from tests.support.loops import END, decode, grammars_over, loop_over, suffix, toy
 
@@ -47,6 +48,14 @@ RULES: dict[str, dict[str, Any]] = {
         "logit_bias": ((END, 1.0),),
     },
 }
+FEW = ((101, 5.0), (116, 5.0), (32, 5.0))
+"""A bias by which few tokens are chosen, so that they repeat themselves."""
+FURTHER: dict[str, tuple[float, dict[str, Any]]] = {
+    "typical": (1.2, {"typical_p": 0.3}),
+    "top excluded": (1.2, {"xtc_probability": 0.5, "xtc_threshold": 0.05}),
+    "repetitions": (0.9, {"dry": Dry(3.0, 1.75, 2, -1, ((101, 32),))}),
+    "repetitions, greedily": (0.0, {"dry": Dry(3.0, 1.75, 2, 20, ())}),
+}
 
 
 def loop(drafter: Drafter | None, **fields: Any) -> DecodeLoop:
@@ -73,6 +82,22 @@ def test_penalised_output_is_the_same_at_every_depth_and_after_a_loss(rule, temp
         assert sum(done.drafted for done in rounds) > 0
     for cut in (1, 11, 13):
         moved = submit(sampling=asked.sampling, min_tokens=12, committed=plain[:cut])
+        assert plain[:cut] + decode(loop(suffix()), [moved])[0]["r"] == plain
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_samplers_leave_the_same_tokens_at_every_depth_and_after_a_loss(name):
+    temperature, fields = FURTHER[name]
+    usual = Sampling(temperature, seed=4, logit_bias=FEW)
+    asked = submit(sampling=replace(usual, **fields))
+    plain = decode(loop(None), [asked])[0]["r"]
+    assert plain != decode(loop(None), [submit(sampling=usual)])[0]["r"]
+    for depth in (1, 4, 8):
+        out, rounds = decode(loop(suffix(), depth=depth), [asked])
+        assert out["r"] == plain
+        assert sum(done.drafted for done in rounds) > 0
+    for cut in (1, 13):
+        moved = submit(sampling=asked.sampling, committed=plain[:cut])
         assert plain[:cut] + decode(loop(suffix()), [moved])[0]["r"] == plain
 
 

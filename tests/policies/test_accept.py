@@ -35,8 +35,8 @@ SAMPLINGS = st.builds(
 
 
 def dense(row: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The target's distribution over the whole vocabulary."""
-    ids, p = distribution(row, sampling)
+    """The target's distribution over the whole vocabulary, where no filter draws."""
+    ids, p = distribution(row, sampling, 0)
     whole = np.zeros(len(row))
     whole[ids] = p
     return whole
@@ -103,8 +103,8 @@ def outputs(target, drafter, sampling: Sampling, width: int, depth: int, taken: 
 @pytest.mark.parametrize("width", [1, 2, VOCABULARY])
 @pytest.mark.parametrize(
     "sampling",
-    [rejection(1.0), rejection(0.7, top_p=0.9), rejection(1.4, top_k=3), rejection(1.0, min_p=0.1)],
-    ids=lambda s: f"{s.temperature}-{s.top_k}-{s.top_p}-{s.min_p}",
+    [rejection(0.7, top_p=0.9), rejection(1.4, top_k=3), rejection(1.0, min_p=0.1), rejection(1.0, typical_p=0.6)],
+    ids=lambda s: f"{s.temperature}-{s.top_k}-{s.top_p}-{s.min_p}-{s.typical_p}",
 )
 @pytest.mark.parametrize("drafted", [True, False], ids=["drawn", "point mass"])
 def test_every_output_of_two_positions_has_the_targets_probability(sampling, width, drafted):
@@ -230,7 +230,7 @@ def test_random_numbers_of_different_purposes_differ(seed, position):
 
 def test_purposes_are_independent_and_uniform():
     drawn = np.array([[noise.single(7, i, purpose) for purpose in noise.Purpose] for i in range(4000)])
-    assert np.abs(np.corrcoef(drawn.T) - np.eye(3)).max() < 0.05
+    assert np.abs(np.corrcoef(drawn.T) - np.eye(len(noise.Purpose))).max() < 0.05
     assert np.abs(np.quantile(drawn, [0.25, 0.5, 0.75], axis=0) - [[0.25], [0.5], [0.75]]).max() < 0.03
 
 

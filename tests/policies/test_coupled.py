@@ -23,6 +23,8 @@ SAMPLINGS = st.builds(
     top_p=st.sampled_from([0.1, 0.5, 0.95, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 0.5]),
     seed=st.integers(0, 2**64 - 1),
+    typical_p=st.sampled_from([1.0, 1.0, 0.4, 0.9]),
+    xtc_probability=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
 )
 
 

@@ -79,7 +79,7 @@ def test_filters_leave_what_their_definitions_leave(row, sampling):
 @given(rows(), SAMPLINGS, st.integers(0, 2**32))
 @settings(max_examples=300, deadline=None)
 def test_the_choice_is_the_best_of_what_is_left_with_its_noise(row, sampling, position):
-    kept, shares = distribution(row, sampling)
+    kept, shares = distribution(row, sampling, position)
     assert abs(shares.sum() - 1.0) < 1e-9
     scores = (row.astype(np.float64)[kept] - float(row.max())) / sampling.temperature
     scores += noise.gumbel(sampling.seed, position, kept)

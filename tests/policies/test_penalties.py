@@ -56,7 +56,7 @@ def test_a_row_is_changed_as_the_definitions_say(sampling, table, prompt, output
     if penalties is None:
         assert np.array_equal(expected, row)
     else:
-        assert np.array_equal(penalties.apply_penalties(row, Counter(output)), expected)
+        assert np.array_equal(penalties.apply_penalties(row, Counter(output), []), expected)
     assert np.array_equal(row, before)
 
 

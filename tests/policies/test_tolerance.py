@@ -39,7 +39,7 @@ def test_what_rejection_accepts_is_accepted_and_what_is_within_delta(table, posi
     sampling = tolerance(top_p=top_p, seed=table)
     draft, proposal = propose(drafter, sampling, position, position)
     judged = judge(target, draft, proposal, sampling, position, delta=delta)
-    ids, p = distribution(target, sampling)
+    ids, p = distribution(target, sampling, position)
     q = proposal.probabilities(VOCABULARY)
     assert q is not None
     p_draft, q_draft = p[ids == draft].sum(), q[proposal.tokens == draft].sum()

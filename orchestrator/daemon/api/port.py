@@ -56,6 +56,8 @@ class TokenizerPort(Protocol):
 
     def encode_fill(self, prefix: str | Sequence[int], suffix: str) -> list[int]: ...
 
+    def find_breakers(self, text: str) -> tuple[tuple[int, ...], ...]: ...
+
     def encode_chat(
         self,
         messages: list[dict[str, Any]],

@@ -24,7 +24,7 @@ from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, Generat
 from orchestrator.errors import ContextExceeded, RequestError
 from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.protocol.packed_tokens import pack_tokens
-from policies.sampling import Acceptance, Sampling
+from policies.sampling import Acceptance, Dry, Sampling
 from policies.serving.overrides import Override, Scope
 
 _MASK64 = (1 << 64) - 1
@@ -274,6 +274,10 @@ class Translation:
             repetition_penalty=request.repetition_penalty,
             frequency_penalty=request.frequency_penalty,
             presence_penalty=request.presence_penalty,
+            typical_p=request.typical_p,
+            xtc_probability=request.xtc_probability if request.excludes_top else 0.0,
+            xtc_threshold=request.xtc_threshold,
+            dry=_read_dry(request, self.tokenizer),
             acceptance=self.bounds.choose_rule(None if config is None else config.acceptance),
         )
 
@@ -359,6 +363,20 @@ def _check_fits(prompt: int, wanted: int, context: int, param: str, bound: str) 
         raise ContextExceeded(context, prompt, param=param)
     if prompt + wanted > context:
         raise ContextExceeded(context, prompt, param=param, wanted_tokens=wanted, bound=bound)
+
+
+def _read_dry(request: Generation, tokenizer: TokenizerPort) -> Dry | None:
+    """Return the penalty on repetitions that a request asks for; None where it asks for none."""
+    if not request.dry_multiplier or not request.dry_penalty_last_n:
+        return None
+    breakers = {run for text in request.dry_sequence_breakers for run in tokenizer.find_breakers(text)}
+    return Dry(
+        multiplier=request.dry_multiplier,
+        base=request.dry_base,
+        allowed_length=request.dry_allowed_length,
+        last_tokens=request.dry_penalty_last_n,
+        breakers=tuple(sorted(breakers)),
+    )
 
 
 def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, float], ...]:

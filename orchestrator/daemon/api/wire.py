@@ -39,8 +39,7 @@ HARMLESS = frozenset({
     # vLLM's and SGLang's: where a request is scheduled, and by what a grammar is compiled
     "guided_decoding_backend", "request_id", "rid",
     # llama.cpp's: slots, figures, and what says how strong a sampler is whose own switch is among IDLE
-    "cache_prompt", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers",
-    "dynatemp_exponent", "id_slot", "mirostat_eta", "mirostat_tau", "timings_per_token", "xtc_threshold",
+    "cache_prompt", "dynatemp_exponent", "id_slot", "mirostat_eta", "mirostat_tau", "timings_per_token",
 })  # fmt: skip
 """They do not change the tokens: accepted in any value, and not used."""
 IDLE: dict[str, tuple[Any, ...]] = {
@@ -71,10 +70,8 @@ IDLE: dict[str, tuple[Any, ...]] = {
     ), (False,)),
     # llama.cpp's
     "lora": ([],), "parse_tool_calls": (True,), "reasoning_format": ("none", "auto"), "repeat_penalty": (1,),
-    "response_fields": ([],), "top_n_sigma": (-1,), "typical_p": (1,),
-    **dict.fromkeys((
-        "dry_multiplier", "dynatemp_range", "min_keep", "mirostat", "n_keep", "n_probs", "xtc_probability",
-    ), (0,)),
+    "response_fields": ([],), "top_n_sigma": (-1,),
+    **dict.fromkeys(("dynatemp_range", "min_keep", "mirostat", "n_keep", "n_probs"), (0,)),
     **dict.fromkeys(("post_sampling_probs", "return_progress", "return_tokens", "thinking_forced_open"), (False,)),
 }  # fmt: skip
 """They would change the answer and are not served: the values that ask for nothing are accepted, others refused."""
@@ -89,6 +86,9 @@ WAYS_OUT = {
 }
 """What to send instead of some of them."""
 MAX_STOPS = 16  # four times OpenAI's. Bounds work for each token.
+MAX_BREAKERS = 16  # as many as stop strings
+BreakerText = Annotated[str, Field(min_length=1, max_length=40)]
+"""llama.cpp's longest."""
 MAX_CHOICES = 16  # of `n`: each takes a place. Not tuned.
 MAX_SEQUENCES = 128
 """Of one request: its prompts, times `n`. ADR 0102."""
@@ -237,6 +237,14 @@ class Sampled(Body):
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     repetition_penalty: float = Field(default=1.0, ge=LEAST_REPETITION, le=10.0)
+    typical_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    xtc_probability: float = Field(default=0.0, ge=0.0, le=1.0)
+    xtc_threshold: float = Field(default=0.1, ge=0.0, le=1.0)
+    dry_multiplier: float = Field(default=0.0, ge=0.0, le=100.0)
+    dry_base: float = Field(default=1.75, ge=1.0, le=100.0)
+    dry_allowed_length: int = Field(default=2, ge=1, le=1_000_000)
+    dry_penalty_last_n: int = Field(default=-1, ge=-1)
+    dry_sequence_breakers: list[BreakerText] = Field(default=["\n", ":", '"', "*"], max_length=MAX_BREAKERS)
     seed: int | None = None
     stop_token_ids: list[int] = Field(default=[], max_length=64)
     ignore_eos: bool = False
@@ -244,6 +252,20 @@ class Sampled(Body):
     min_tokens: int = Field(default=0, ge=0)
     stream: bool = False
     speculative_config: SpeculativeConfig | None = None
+
+    @property
+    def excludes_top(self) -> bool:
+        """Whether XTC is on: no two tokens have more than half."""
+        return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
+
+    @model_validator(mode="after")
+    def _filters_need_a_temperature(self) -> Sampled:
+        """At temperature 0 the other filters keep the token that is chosen; these may not."""
+        wrong = {"typical_p": self.typical_p < 1.0, "xtc_probability": self.excludes_top}
+        field = next((name for name, is_on in wrong.items() if is_on and self.temperature == 0.0), None)
+        if field is not None:
+            raise PydanticCustomError("invalid_combination", "'{field}' needs a temperature above 0", {"field": field})
+        return self
 
     @model_validator(mode="before")
     @classmethod

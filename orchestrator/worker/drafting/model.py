@@ -369,7 +369,8 @@ class ModelDrafter:
         if not by_column:
             row = self._outputs.spread(row)
         if penalties is not None:
-            row = penalties.apply_penalties(row, growing.counts)
+            text = [] if penalties.dry is None else [*growing.known.tokens, *growing.tokens]
+            row = penalties.apply_penalties(row, growing.counts, text)
         row = row[: self._vocabulary]  # rows behind that fill its vocabulary up, and are no tokens of the target
         behind = len(growing.known.tokens)
         if sampling.draws_drafts:

@@ -20,7 +20,7 @@ from adapters.tokenizer_files import META_FILE
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.units import ceil_div
 from device_profiles.workload import vocabulary_fingerprint
-from orchestrator.protocol.abilities import BEGUN_GRAMMAR, BEGUN_PENALTIES
+from orchestrator.protocol.abilities import BEGUN_GRAMMAR, BEGUN_PENALTIES, OWN_SAMPLERS
 from orchestrator.protocol.links.endpoint import host_id
 from orchestrator.protocol.load_options import EndpointOptions, ModelOptions
 from orchestrator.protocol.ready import ENDPOINT, Ready, ReadyDevice, ReadyKv, ReadyModel, ReadyPrecision
@@ -120,4 +120,4 @@ def count_slots(options: EndpointOptions, facts: ServerFacts) -> int:
 def list_inabilities(facts: ServerFacts) -> set[str]:
     """Return what requests may ask for and this server does not do, by the names of `Ready.cannot`."""
     kinds = {f"grammar {kind}" for kind in ("json_schema", "regex", "lark") if kind not in facts.dialect.grammars}
-    return {*facts.dialect.cannot, *kinds, BEGUN_GRAMMAR, BEGUN_PENALTIES}
+    return {*facts.dialect.cannot, *kinds, *OWN_SAMPLERS, BEGUN_GRAMMAR, BEGUN_PENALTIES}

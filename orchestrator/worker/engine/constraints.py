@@ -25,6 +25,7 @@ class RowConstraints:
         self._banned_early = sorted(submit.stop_tokens)
         self._min_tokens = submit.min_tokens if submit.stop_tokens else 0
         self._counts: dict[int, int] = {}
+        self._text = list(submit.prompt) if submit.sampling.dry is not None else []
         self._generated = 0
         self._ahead = 0  # drafts of the row judged last that were followed already
 
@@ -54,7 +55,7 @@ class RowConstraints:
         if self.ended:
             return None
         if self._penalties is not None:
-            row = self._penalties.apply_penalties(row, self._counts)
+            row = self._penalties.apply_penalties(row, self._counts, self._text)
         masked = row if self._grammar is None else np.where(self._grammar.mask(), row, np.float32(-np.inf))
         if self._generated < self._min_tokens:
             early = without(masked, self._banned_early)
@@ -76,5 +77,6 @@ class RowConstraints:
             self._generated += 1
             if self._penalties is not None:
                 self._counts[token] = self._counts.get(token, 0) + 1
+                self._text.append(token)
             if self._grammar is not None:
                 self._grammar.advance(token)
