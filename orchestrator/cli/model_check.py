@@ -77,9 +77,9 @@ def _print(check: ModelCheck) -> None:
             for draft in check.drafts
         ]
         print_table(("draft", "fits", "vocabulary", "runtimes", "why not"), rows)
-    if check.lines:
+    if check.cluster_yaml:
         print_lines("", "cluster.yaml:", "")
-        print_lines(*check.lines.splitlines(), wraps=False)
+        print_lines(*check.cluster_yaml.splitlines(), wraps=False)
 
 
 def _build_row(verdict: RuntimeVerdict) -> tuple[str, ...]:

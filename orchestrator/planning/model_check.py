@@ -6,7 +6,7 @@ Files' heads alone are read. A refusal is what the load would say, by the same f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +19,7 @@ from adapters.gguf_header import read_header
 from adapters.hf_directory import read_json
 from adapters.hf_hub import HUB_PREFIX, find_head, measure_weights, parse_id, pin_revision
 from adapters.model_checks import explain_no_drafts
-from adapters.model_source import PACKAGE_PREFIX, check_source, is_directory, resolve
+from adapters.model_source import PACKAGE_PREFIX, ModelSource, check_source, is_directory, resolve
 from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_at_hand
 from orchestrator.config.target import AUTO
 from orchestrator.config.without_file import configure_model
@@ -74,7 +74,7 @@ class ModelCheck:
     """`architecture`, as its files name it, and `format` are "" where that is not known, and the sizes None where no
     runtime reads them. `kv_bytes_per_token`: of a 16-bit KV cache, in which windows are not counted off; `state_bytes`:
     what a text takes beside that. `kv_cache_bytes`: as configured, of all texts. `no_drafts`: why nothing can be
-    drafted for it. `lines`: of a cluster.yaml that serves it, "" where no runtime here does."""
+    drafted for it. `cluster_yaml`: the lines of one that serves it, "" where no runtime here does."""
 
     source: str
     architecture: str
@@ -87,7 +87,7 @@ class ModelCheck:
     runtimes: tuple[RuntimeVerdict, ...]
     no_drafts: str
     drafts: tuple[DraftVerdict, ...]
-    lines: str
+    cluster_yaml: str
 
     @property
     def loads(self) -> bool:
@@ -112,8 +112,7 @@ def check_for_serving(source: str, base: Path, kv_cache_bytes: int, drafts: Sequ
     architecture, form = _name_files(source, base)
     no_drafts = explain_no_drafts(sizes)
     checked = tuple(_check_draft(source, base, draft, no_drafts) for draft in drafts)
-    fitting = [_find_place(draft.source, draft.base) for draft, verdict in zip(drafts, checked, strict=True)
-               if not verdict.refusal]  # fmt: skip
+    fitting = [draft for draft, verdict in zip(drafts, checked, strict=True) if not verdict.refusal]
     stored = f" {sizes.stored}" if isinstance(sizes, GgufFacts) else ""
     return ModelCheck(
         source=source,
@@ -127,7 +126,7 @@ def check_for_serving(source: str, base: Path, kv_cache_bytes: int, drafts: Sequ
         runtimes=verdicts,
         no_drafts=no_drafts,
         drafts=checked,
-        lines=_write_lines(source, base, [verdict.runtime for verdict in verdicts if verdict.loads], fitting),
+        cluster_yaml=_write_lines(source, base, [verdict.runtime for verdict in verdicts if verdict.loads], fitting),
     )
 
 
@@ -178,7 +177,9 @@ def _name_files(source: str, base: Path) -> tuple[str, str]:
         return _SIMULATED, _SIMULATED
     path, header = find_head(parse_id(source)) if source.startswith(HUB_PREFIX) else (None, None)
     if not is_directory(source, base):
-        header = header or read_header(path or resolve(source, base).path)
+        if header is None:
+            file = ModelSource(path, "", source) if path is not None else resolve(source, base)
+            header = read_header(file.path, file.whole_bytes)
         return header.text("general.architecture") or "", "GGUF"
     directory = path or base / Path(source).expanduser()
     form = next((form for name, form in _FORMATS.items() if (directory / name).exists()), "safetensors")
@@ -216,12 +217,12 @@ def _find_place(source: str, base: Path) -> str:
     return str((base / Path(source).expanduser()).absolute())
 
 
-def _write_lines(source: str, base: Path, runtimes: Sequence[str], drafts: Sequence[str]) -> str:
+def _write_lines(source: str, base: Path, runtimes: Sequence[str], drafts: Sequence[DraftSource]) -> str:
     """Return the lines that serve a model: by the default runtime where that loads it, else by the first that does,
     with the first of the `drafts` that loads beside it. "" where none does."""
     place = _find_place(source, base)
     for adapter in ["", *runtimes] if runtimes else []:
-        for draft in [*drafts, ""]:
+        for draft in [*(_find_place(draft.source, draft.base) for draft in drafts), ""]:
             try:
                 made = configure_model(place, base, {}, adapter=adapter, draft=draft)
             except ConfigError:
@@ -232,41 +233,11 @@ def _write_lines(source: str, base: Path, runtimes: Sequence[str], drafts: Seque
 
 
 def summarise_check(check: ModelCheck) -> dict[str, Any]:
-    """Return a check for programs."""
+    """Return a check for programs: its fields, and what follows from them."""
     return {
-        "source": check.source,
-        "architecture": check.architecture,
-        "format": check.format,
-        "parameters": check.parameters,
-        "context_tokens": check.context_tokens,
+        **asdict(check),
         "loads": check.loads,
-        "runtimes": [
-            {
-                "runtime": verdict.runtime,
-                "loads": verdict.loads,
-                "devices": list(verdict.devices),
-                "missing": verdict.missing,
-                "refusal": verdict.refusal,
-                "weights_bytes": verdict.weights_bytes,
-            }
-            for verdict in check.runtimes
-        ],
-        "memory": {
-            "kv_bytes_per_token": check.kv_bytes_per_token,
-            "state_bytes": check.state_bytes,
-            "kv_cache_bytes": check.kv_cache_bytes,
-            "text_tokens": check.text_tokens,
-        },
-        "no_drafts": check.no_drafts,
-        "drafts": [
-            {
-                "source": draft.source,
-                "fits": not draft.refusal,
-                "vocabulary": draft.match,
-                "refusal": draft.refusal,
-                "runtimes": list(draft.runtimes),
-            }
-            for draft in check.drafts
-        ],
-        "cluster_yaml": check.lines,
+        "text_tokens": check.text_tokens,
+        "runtimes": [asdict(verdict) | {"loads": verdict.loads} for verdict in check.runtimes],
+        "drafts": [asdict(draft) | {"fits": not draft.refusal} for draft in check.drafts],
     }

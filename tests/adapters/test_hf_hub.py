@@ -368,7 +368,7 @@ def test_models_check_reads_heads_alone(hub: Hub, tmp_path: Path, files: dict[st
     loading = {verdict["runtime"]: verdict["weights_bytes"] for verdict in answer["runtimes"] if verdict["loads"]}
     assert set(loading.values()) == {weights}
     assert "llama_cpp" not in loading
-    assert (answer["architecture"], answer["drafts"][0]["vocabulary"]) == ("Qwen3ForCausalLM", "differs")
+    assert (answer["architecture"], answer["drafts"][0]["match"]) == ("Qwen3ForCausalLM", "differs")
     assert "source: hf:org/Tiny" in answer["cluster_yaml"]
     whole = json.loads(run_outrider(hub, tmp_path, "models", "check", draft, "--json").stdout)
     assert {verdict["weights_bytes"] for verdict in whole["runtimes"]} == {len(gguf)}

@@ -56,8 +56,8 @@ def test_each_runtime_refuses_in_the_words_of_its_load(directory: Path) -> None:
     assert refusals_of(answer) == {name: refuse(source, directory, name) for name in RUNTIMES}
     assert [name for name, why in refusals_of(answer).items() if not why] == [LLAMA_CPP]
     assert (answer["architecture"], answer["format"]) == ("qwen3moe", "GGUF Q8_0")
-    assert answer["context_tokens"] == answer["memory"]["text_tokens"] == 2048
-    assert answer["memory"]["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2  # bytes, sides, heads, elements, layers
+    assert answer["context_tokens"] == answer["text_tokens"] == 2048
+    assert answer["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2  # bytes, sides, heads, elements, layers
     weights = {verdict["runtime"]: verdict["weights_bytes"] for verdict in answer["runtimes"]}
     assert weights == {name: (directory / source).stat().st_size if name == LLAMA_CPP else None for name in RUNTIMES}
     assert load_text(answer["cluster_yaml"], directory / "cluster.yaml").model.adapter == "auto"
@@ -94,9 +94,9 @@ def test_drafts_are_those_of_the_file_and_those_that_are_named(directory: Path) 
     config.write_text("model: {source: d}\ndrafts: [{method: suffix}, {method: model, source: d}]\n")
     arguments = ["m", "--draft", "named/other.gguf", "--draft", "m", "--config", str(config)]
     other, same, configured = check(*arguments)["drafts"]
-    assert (other["fits"], other["vocabulary"]) == (False, "differs")
+    assert (other["fits"], other["match"]) == (False, "differs")
     assert "the target's vocabulary has 320 tokens and the draft's 4" in other["refusal"]
-    assert (same["fits"], configured["fits"], configured["vocabulary"]) == (True, True, "identical")
+    assert (same["fits"], configured["fits"], configured["match"]) == (True, True, "identical")
     lines = load_text(check(*arguments)["cluster_yaml"], directory / "cluster.yaml")
     assert [draft.method for draft in lines.drafts] == ["suffix", "model"]
     assert lines.drafts[1].source == str(target)  # type: ignore[union-attr]
@@ -111,7 +111,7 @@ def test_a_state_cannot_be_taken_back_so_no_draft_fits(directory: Path) -> None:
     answer = check(source, "--draft", source)
     assert "cannot be taken back" in answer["no_drafts"]
     assert [draft["refusal"] for draft in answer["drafts"]] == [answer["no_drafts"]]
-    assert answer["memory"]["state_bytes"] > 0
+    assert answer["state_bytes"] > 0
     assert load_text(answer["cluster_yaml"], directory / "cluster.yaml").model.adapter == "auto"
 
 

@@ -154,8 +154,8 @@ def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_
     if len(raw) <= SMALL_BODY_BYTES:
         return
     outline = _decode(_decode_outline, raw, "the body is not JSON", "invalid_json")
-    texts = {"system": outline.system, "instructions": outline.instructions, "input": outline.input}
-    texts["suffix"] = outline.suffix
+    texts = {"system": outline.system, "instructions": outline.instructions}
+    texts |= {"input": outline.input, "suffix": outline.suffix}
     prompts = (outline.prompt, outline.messages, outline.prediction, outline.tokens, *texts.values())
     beside = len(raw) - sum(len(part) for part in prompts)
     if beside > max_parameter_bytes:
