@@ -39,7 +39,8 @@ CACHE, HYBRID, RECURRENT = Memory.KV_CACHE, Memory.HYBRID, Memory.RECURRENT
 # xllamacpp's llama.cpp had them for these files, without what tells positions and sequences.
 MEMORIES: dict[str, tuple[Memory, int, int]] = {
     **dict.fromkeys(("qwen3moe", "mixtral", "gpt-oss", "phi3", "glm4", "starcoder2", "olmo2"), (CACHE, 256, 0)),
-    "granite": (CACHE, 256, 0),
+    **dict.fromkeys(("granite", "seed_oss", "glm4moe"), (CACHE, 256, 0)),
+    "smollm3": (CACHE, 512, 0),
     "gemma2": (CACHE, 3328, 0),
     "gemma3": (CACHE, 768, 0),
     "gemma4": (CACHE, 384, 0),

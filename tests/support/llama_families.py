@@ -288,6 +288,30 @@ def _describe_granite(tiny: TinyLlama) -> tuple[dict[str, Any], Shapes]:
     return keys, _ends(tiny) | _in_layers(tiny, parts)
 
 
+def _describe_seed_oss(tiny: TinyLlama) -> tuple[dict[str, Any], Shapes]:
+    parts = _norms(tiny, "attn_norm", "post_attention_norm") | _attention(tiny) | _mlp(tiny)
+    return {}, _ends(tiny) | _in_layers(tiny, parts | _biases(parts, "attn_q", "attn_k", "attn_v"))
+
+
+def _describe_smollm3(tiny: TinyLlama) -> tuple[dict[str, Any], Shapes]:
+    """As Llama's; the library turns nothing in each fourth layer."""
+    return {}, _ends(tiny) | _in_layers(tiny, _norms(tiny, "attn_norm", "ffn_norm") | _attention(tiny) | _mlp(tiny))
+
+
+def _describe_glm4moe(tiny: TinyLlama) -> tuple[dict[str, Any], Shapes]:
+    """The first layer is dense; the others have an expert for all tokens, too."""
+    shapes = _ends(tiny)
+    for layer in range(tiny.layers):
+        network = _experts(tiny, tiny.expert_mlp, tiny.expert_mlp) if layer else _mlp(tiny)
+        parts = _norms(tiny, "attn_norm", "post_attention_norm") | _attention(tiny) | network
+        parts |= _biases(parts, "attn_q", "attn_k", "attn_v")
+        parts |= {"exp_probs_b.bias": (tiny.experts,)} if layer else {}
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in parts.items()}
+    keys = _expert_keys(tiny) | {"expert_feed_forward_length": tiny.expert_mlp, "expert_shared_count": 1}
+    keys |= {"leading_dense_block_count": 1, "expert_weights_scale": 1.0, "expert_weights_norm": True}
+    return keys | {"expert_gating_func": 2, "rope.dimension_count": tiny.head_dim // 2}, shapes
+
+
 def _describe_lfm2(tiny: TinyLlama) -> tuple[dict[str, Any], Shapes]:
     """Short convolutions in all layers but every second, which has attention."""
     steps, shapes = 3, _ends(tiny, tied=True, norm="token_embd_norm")
@@ -386,6 +410,9 @@ FAMILIES = {
     "starcoder2": Family("starcoder2", "starcoder", _describe_starcoder2),
     "olmo2": Family("olmo2", "dbrx", _describe_olmo2),
     "granite": Family("granite", "refact", _describe_granite),
+    "seed_oss": Family("seed_oss", "seed-coder", _describe_seed_oss),
+    "smollm3": Family("smollm3", "smaug-bpe", _describe_smollm3, {"layers": 4}),
+    "glm4moe": Family("glm4moe", "glm4", _describe_glm4moe),
     "lfm2": Family("lfm2", "lfm2", _describe_lfm2),
     "qwen35": Family("qwen35", "qwen35", _describe_qwen35),
     "qwen35moe": Family("qwen35moe", "qwen35", _describe_qwen35moe),

@@ -27,6 +27,8 @@ class ModelRow:
 
 
 ROWS: set[ModelRow] = set()
+NAMES: dict[tuple[str, str], str] = {}
+"""By architecture and format: how these files spell it."""
 SAMPLES: dict[tuple[str, str], dict[str, Write]] = {}
 """By architecture and format: what writes a small model of it, by that model's name."""
 
@@ -46,6 +48,7 @@ def loads_models(
     places = [runtimes] if isinstance(runtimes, str) else list(runtimes)
     for name, architecture in named.items():
         known = simplify(architecture)
+        NAMES[known, form] = architecture
         ROWS.update(ModelRow(known, form, runtime, needs) for runtime in places)
         if write is not None:
             SAMPLES.setdefault((known, form), {})[name] = write

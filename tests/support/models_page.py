@@ -18,7 +18,7 @@ from adapters.contract import ModelRefused
 from adapters.model_checks import check_files
 from adapters.model_source import check_source
 from adapters.names import OWN_ADAPTERS
-from tests.support.model_rows import ROWS, SAMPLES, simplify
+from tests.support.model_rows import NAMES, ROWS, SAMPLES, simplify
 from tests.support.tiny_gguf import Tiny, write
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,8 @@ Made by the tests, by `python -m tests.support.models_page`: a test fails where 
 - **{_REFUSED}**: with [the reason](#why), in the words of the load. Beside "{_TESTED}": some models are.
 - Nothing: no test has such files, so that it is not known.
 
+Architectures are spelt as `general.architecture` of GGUF files and as the class in config.json
+(mixtral: `llama` with experts).
 A package in brackets is needed beside the runtime: ik_llama.cpp does not run these, and mainline llama.cpp does
 (`pip install xllamacpp`).
 """
@@ -96,7 +98,7 @@ def write_models_page() -> str:
         table = _Table(Path(directory))
         for architecture, form in sorted({(row.architecture, row.form) for row in ROWS}):
             cells = [table.describe_cell(architecture, form, runtime) for runtime in RUNTIMES]
-            lines.append(f"| {architecture} | {form} | {' | '.join(cells)} |")
+            lines.append(f"| {NAMES[architecture, form]} | {form} | {' | '.join(cells)} |")
         expected, others = _ask_of_others(Path(directory))
     lines += ["", "## Why", "", *(f"{number}. {text}" for number, text in enumerate(table.reasons, 1))]
     lines += [
