@@ -32,6 +32,7 @@ from device_profiles.workload import vocabulary_fingerprint
 __all__ = ["Message", "TemplateError", "Tokenizer"]
 
 _AT_BEGINNING, _NOWHERE = '"prepend_scheme":"first"', '"prepend_scheme":"never"'
+_Breaker = tuple[tuple[int, ...], tuple[int, ...]]  # as policies.sampling.params has it
 _MOST_TAIL = 20  # llama.cpp's bound of a breaker behind its first token
 _MOST_BREAKERS = 64  # texts whose breakers are kept. Not tuned: four times those of a request.
 _BYTE_VOCABULARY_SIZE = 272  # the simulated model's: bytes and 16 control tokens
@@ -76,7 +77,7 @@ class Tokenizer:
     def __init__(self, vocabulary: _Vocabulary, template: ChatTemplate | None) -> None:
         self._vocabulary = vocabulary
         self._template = template
-        self._breakers: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._breakers: dict[str, tuple[_Breaker, ...]] = {}
         self._run_by: Callable[[ChatTemplate], ChatTemplate] = _run_here
         self.configured_form: str | None = None
         self.eos_ids, self.vocabulary_size = vocabulary.eos_ids, len(vocabulary.pieces)
@@ -270,25 +271,32 @@ class Tokenizer:
         behind = self.encode_behind(suffix, special=False)
         return [*begin, marks.prefix, *before, marks.suffix, *behind, marks.middle]
 
-    def find_breakers(self, text: str) -> tuple[tuple[int, ...], ...]:
-        """Return the runs of tokens that a text stands in: each token that holds it, and each that ends as it begins,
-        with the tokens of its rest (llama.cpp, src/llama-sampler.cpp, `get_overlapping_token_sequences`). Those of a
-        few texts are kept."""
+    def find_breakers(self, text: str) -> tuple[_Breaker, ...]:
+        """Return the tokens that a text stands in: those that hold it, and those that end as it begins, with the tokens
+        of its rest (llama.cpp, src/llama-sampler.cpp, `get_overlapping_token_sequences`). Those of a few texts are
+        kept."""
         kept = self._breakers.get(text)
         if kept is not None:
             return kept
         whole, pieces = text.encode(), self._vocabulary.pieces
-        runs: list[tuple[int, ...]] = [(index,) for index, piece in enumerate(pieces) if whole in piece]
+        breakers: list[_Breaker] = [(tuple(index for index, piece in enumerate(pieces) if whole in piece), ())]
         for cut in range(1, len(text)):
             begin = text[:cut].encode()
-            rest = tuple(self.encode_behind(text[cut:], special=False)[:_MOST_TAIL])
-            runs += [
-                (index, *rest) for index, piece in enumerate(pieces) if piece.endswith(begin) and whole not in piece
-            ]
+            near = self._ids_by_last_byte.get(begin[-1], ())
+            ids = tuple(index for index in near if pieces[index].endswith(begin) and whole not in pieces[index])
+            breakers.append((ids, tuple(self.encode_behind(text[cut:], special=False)[:_MOST_TAIL])))
         if len(self._breakers) >= _MOST_BREAKERS:
             self._breakers.clear()
-        self._breakers[text] = tuple(runs)
+        self._breakers[text] = tuple(breakers)
         return self._breakers[text]
+
+    @cached_property
+    def _ids_by_last_byte(self) -> dict[int, list[int]]:
+        ids: dict[int, list[int]] = {}
+        for index, piece in enumerate(self._vocabulary.pieces):
+            if piece:
+                ids.setdefault(piece[-1], []).append(index)
+        return ids
 
     @property
     def template_takes_tools(self) -> bool:

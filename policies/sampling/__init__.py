@@ -22,7 +22,7 @@ not judged.
 
 from policies.sampling.coupled import choose
 from policies.sampling.filters import distribution
-from policies.sampling.params import Acceptance, Dry, NotFinite, Row, Rule, Sampling, require_finite
+from policies.sampling.params import Acceptance, Breaker, Dry, NotFinite, Row, Rule, Sampling, require_finite
 from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrate_tolerance, watch_tolerance
 from policies.sampling.verify import (
     PROPOSAL_WIDTH,
@@ -36,6 +36,7 @@ from policies.sampling.verify import (
 __all__ = [
     "PROPOSAL_WIDTH",
     "Acceptance",
+    "Breaker",
     "DraftDistribution",
     "Dry",
     "NotFinite",

@@ -36,10 +36,11 @@ class DryPenalty:
 
     @cached_property
     def _tails(self) -> dict[int, list[tuple[int, ...]]]:
-        """What follows the first token of each breaker, by that token."""
+        """What has to follow a token that breaks, by that token."""
         tails: dict[int, list[tuple[int, ...]]] = {}
-        for breaker in self.dry.breakers:
-            tails.setdefault(breaker[0], []).append(breaker[1:])
+        for tokens, tail in self.dry.breakers:
+            for token in tokens:
+                tails.setdefault(token, []).append(tail)
         return tails
 
     @cached_property
@@ -48,7 +49,7 @@ class DryPenalty:
 
     @cached_property
     def _longest_tail(self) -> int:
-        return max((len(breaker) - 1 for breaker in self.dry.breakers), default=0)
+        return max((len(tail) for _, tail in self.dry.breakers), default=0)
 
     def apply_dry(self, row: Row, text: Sequence[int]) -> None:
         """Change a row (float32, shape (vocabulary,)) in place; `text`: prompt and output before it."""

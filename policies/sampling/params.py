@@ -23,16 +23,20 @@ class NotFinite(ValueError):
     """A row of logits holds NaN or infinity: the device computed garbage."""
 
 
+Breaker = tuple[tuple[int, ...], tuple[int, ...]]
+"""Tokens each of which breaks a repetition where the others follow; () where none has to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dry:
     """The penalty on repetitions of policies/sampling/dry. `last_tokens`: of so many tokens of prompt and output, -1:
-    of all. `breakers`: as tokens, each of one or more."""
+    of all."""
 
     multiplier: float
     base: float
     allowed_length: int
     last_tokens: int
-    breakers: tuple[tuple[int, ...], ...]
+    breakers: tuple[Breaker, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import openai
 import pytest
 from starlette.types import Message
 
+from orchestrator.daemon.api import translate
 from orchestrator.errors import RequestError
 from policies.sampling import Dry
 from tests.api.support import EOS, ScriptedControl, app_over, client_of, serving
@@ -59,9 +60,16 @@ async def test_llama_cpps_samplers_reach_the_worker_by_its_names():
         await client.completions.create(**ASK, extra_body={"dry_multiplier": 1.0, "dry_penalty_last_n": 0})
     first, usual, *off = [submit.sampling for submit in control.submits]
     assert (first.typical_p, first.xtc_probability, first.xtc_threshold) == (0.5, 0.25, 0.2)
-    assert first.dry == Dry(0.8, 2.0, 3, 64, ((10,), (97, 98)))
-    assert usual.dry == Dry(1.0, 1.75, 2, -1, tuple((byte,) for byte in sorted(b'\n:"*')))
+    assert first.dry == Dry(0.8, 2.0, 3, 64, (((10,), ()), ((97,), (98,))))
+    assert usual.dry == Dry(1.0, 1.75, 2, -1, tuple(((byte,), ()) for byte in b'\n:"*'))
     assert [(sampling.narrows, sampling.dry) for sampling in off] == [(False, None)] * 2
+
+
+async def test_breakers_of_too_many_tokens_are_refused(monkeypatch):
+    monkeypatch.setattr(translate, "MAX_BREAKER_TOKENS", 3)
+    answer = await post(ScriptedControl(), ASK | {"dry_multiplier": 1, "dry_sequence_breakers": ["ab", "cd"]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "dry_sequence_breakers")
+    assert "stand in 4 tokens, and 3 are taken" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("field", ["typical_p", "xtc_probability"])

@@ -208,7 +208,7 @@ def test_penalties_and_bias_are_the_drafts_too():
     sampling = Sampling(0.8, seed=5, frequency_penalty=0.6, presence_penalty=0.4, repetition_penalty=1.3)
     asked = [
         Submit("penalties", [60, 32, 101] * 20, 60, sampling, depth=12),
-        Submit("repetitions", [60, 32, 101] * 20, 60, Sampling(dry=Dry(2.0, 1.75, 2, -1, ((32,),))), depth=12),
+        Submit("repetitions", [60, 32, 101] * 20, 60, Sampling(dry=Dry(2.0, 1.75, 2, -1, (((32,), ()),))), depth=12),
         Submit("typical", [60, 32] * 20, 60, Sampling(0.8, seed=5, typical_p=0.6, xtc_probability=0.5), depth=12),
         Submit("bias", [61, 32, 101] * 20, 60, Sampling(logit_bias=((113, 9.0), (97, -20.0))), depth=12),
     ]

@@ -53,7 +53,7 @@ FEW = ((101, 5.0), (116, 5.0), (32, 5.0))
 FURTHER: dict[str, tuple[float, dict[str, Any]]] = {
     "typical": (1.2, {"typical_p": 0.3}),
     "top excluded": (1.2, {"xtc_probability": 0.5, "xtc_threshold": 0.05}),
-    "repetitions": (0.9, {"dry": Dry(3.0, 1.75, 2, -1, ((101, 32),))}),
+    "repetitions": (0.9, {"dry": Dry(3.0, 1.75, 2, -1, (((101,), (32,)),))}),
     "repetitions, greedily": (0.0, {"dry": Dry(3.0, 1.75, 2, 20, ())}),
 }
 

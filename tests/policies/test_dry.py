@@ -13,13 +13,14 @@ from policies.sampling.penalties import Penalties
 
 VOCABULARY = 5
 TEXTS = st.lists(st.integers(0, VOCABULARY - 1), max_size=40)
-BREAKERS = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=3).map(tuple), max_size=2).map(tuple)
+RUNS = st.lists(st.integers(0, VOCABULARY - 1), max_size=2).map(tuple)
+BREAKERS = st.lists(st.tuples(st.sampled_from([(0,), (1,), (2, 3)]), RUNS), max_size=2).map(tuple)
 # Text, multiplier, base, allowed length, breakers, and what is left of equal probabilities: llama.cpp's own figures
 # (tests/test-sampling.cpp).
 FIGURES = [
     ([0, 1], 1.0, 1.1, 2, (), [0.25, 0.25, 0.25, 0.25]),
     ([0, 1, 2, 0, 1], 1.0, 1.1, 2, (), [0.296923, 0.296923, 0.109232, 0.296923]),
-    ([0, 1, 3, 4, 0, 1], 1.0, 1.1, 2, ((3,),), [0.2] * 5),
+    ([0, 1, 3, 4, 0, 1], 1.0, 1.1, 2, (((3,), ()),), [0.2] * 5),
     ([0, 1, 2, 0, 1], 2.0, 1.1, 2, (), [0.241818, 0.241818, 0.032727, 0.241818, 0.241818]),
     ([0, 1, 2, 3, 4, 0, 1], 1.0, 1.1, 4, (), [0.2] * 5),
 ]
@@ -29,10 +30,11 @@ def by_definition(text: list[int], dry: Dry, most: int) -> dict[int, int]:
     """Compare the text's end with what stands before each token, one token after the other."""
     window = text if dry.last_tokens < 0 else text[len(text) - min(len(text), dry.last_tokens) :]
     size = len(window)
+    runs = [(token, *rest) for tokens, rest in dry.breakers for token in tokens]
     free = size
     for back in range(size):
         at = size - 1 - back
-        here = [len(run) - 1 for run in dry.breakers if tuple(window[at : at + len(run)]) == run]
+        here = [len(run) - 1 for run in runs if tuple(window[at : at + len(run)]) == run]
         if here:
             free = back - max(here)
             break
@@ -43,7 +45,7 @@ def by_definition(text: list[int], dry: Dry, most: int) -> dict[int, int]:
             if window[next_at - 1 - length] != window[size - 1 - length]:
                 break
             length += 1
-        if length >= dry.allowed_length and (window[next_at],) not in dry.breakers:
+        if length >= dry.allowed_length and (window[next_at],) not in runs:
             repeats[window[next_at]] = max(length, repeats.get(window[next_at], 0))
     return repeats
 

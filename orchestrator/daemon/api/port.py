@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from adapters.fill_tokens import FillTokens
+from policies.sampling import Breaker
 
 
 class StreamDecoder(Protocol):
@@ -56,7 +57,7 @@ class TokenizerPort(Protocol):
 
     def encode_fill(self, prefix: str | Sequence[int], suffix: str) -> list[int]: ...
 
-    def find_breakers(self, text: str) -> tuple[tuple[int, ...], ...]: ...
+    def find_breakers(self, text: str) -> tuple[Breaker, ...]: ...
 
     def encode_chat(
         self,

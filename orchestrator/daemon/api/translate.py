@@ -20,7 +20,14 @@ from orchestrator.daemon.api.schemas.walk import Node, SchemaRefused
 from orchestrator.daemon.api.streaming import find_control_stops
 from orchestrator.daemon.api.tools.forms import choose_call_form
 from orchestrator.daemon.api.tools.grammar import GrammarText, can_write, choose_writer
-from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, Generation, Prompt, SpeculativeConfig
+from orchestrator.daemon.api.wire import (
+    MAX_BREAKER_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Prompt,
+    SpeculativeConfig,
+)
 from orchestrator.errors import ContextExceeded, RequestError
 from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.protocol.packed_tokens import pack_tokens
@@ -369,13 +376,17 @@ def _read_dry(request: Generation, tokenizer: TokenizerPort) -> Dry | None:
     """Return the penalty on repetitions that a request asks for; None where it asks for none."""
     if not request.dry_multiplier or not request.dry_penalty_last_n:
         return None
-    breakers = {run for text in request.dry_sequence_breakers for run in tokenizer.find_breakers(text)}
+    breakers = [breaker for text in request.dry_sequence_breakers for breaker in tokenizer.find_breakers(text)]
+    size = sum(len(ids) + len(rest) for ids, rest in breakers)
+    if size > MAX_BREAKER_TOKENS:
+        why = f"they stand in {size} tokens, and {MAX_BREAKER_TOKENS} are taken: send fewer or shorter ones"
+        raise RequestError(f"'dry_sequence_breakers': {why}", param="dry_sequence_breakers")
     return Dry(
         multiplier=request.dry_multiplier,
         base=request.dry_base,
         allowed_length=request.dry_allowed_length,
         last_tokens=request.dry_penalty_last_n,
-        breakers=tuple(sorted(breakers)),
+        breakers=tuple((ids, rest) for ids, rest in breakers if ids),
     )
 
 

@@ -87,6 +87,8 @@ WAYS_OUT = {
 """What to send instead of some of them."""
 MAX_STOPS = 16  # four times OpenAI's. Bounds work for each token.
 MAX_BREAKERS = 16  # as many as stop strings
+# Tokens that they stand in, which go with the request. Not tuned: the four usual ones have some thousands.
+MAX_BREAKER_TOKENS = 65_536
 BreakerText = Annotated[str, Field(min_length=1, max_length=40)]
 """llama.cpp's longest."""
 MAX_CHOICES = 16  # of `n`: each takes a place. Not tuned.
