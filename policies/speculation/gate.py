@@ -94,10 +94,10 @@ class DraftCost:
         return worst * _DEAR_TRIALS if self.step_ms >= _DEAR * self.round_ms else worst
 
 
-def decide_drafting(worth: GateState, price: DraftCost) -> GateState:
+def decide_drafting(worth: GateState, price: DraftCost, rounds: float = 1.0) -> GateState:
     """Return what is known one round later; `drafting` says whether to draft in this one. Nothing is risked while a
-    round without drafts is not measured."""
-    account = end_trust(observe_rounds(worth.account))
+    round without drafts is not measured. `rounds`: what the account gets a share of."""
+    account = end_trust(observe_rounds(worth.account, rounds))
     if price.round_ms <= 0.0:
         return replace(worth, account=account._replace(trusted=False))
     if account.trusted or worth.drafting:

@@ -72,10 +72,3 @@ def end_trust(account: TrialAccount) -> TrialAccount:
 def release_held_back(account: TrialAccount) -> TrialAccount:
     """Another sequence begins: its text may be one that is drafted better."""
     return account._replace(held_back=0.0)
-
-
-def lend(account: TrialAccount) -> tuple[TrialAccount, TrialAccount]:
-    """Return what is left to an account that lends, and another one that begins with the loan: half of what is saved,
-    FIRST_ROUNDS at most."""
-    loan = min(FIRST_ROUNDS, max(0.0, account.saved / 2))
-    return account._replace(saved=account.saved - loan, held_back=account.held_back / 2), TrialAccount(loan)

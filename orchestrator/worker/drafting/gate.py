@@ -27,7 +27,7 @@ from policies.speculation.gate import (
     observe_drafted_round,
     reads,
 )
-from policies.speculation.trial_account import lend, release_held_back, spend
+from policies.speculation.trial_account import FIRST_ROUNDS, release_held_back, spend
 
 _Kind = tuple[Rule, int]
 """What is judged apart: how tokens are chosen, and the power of two that the number of sequences is below."""
@@ -66,15 +66,17 @@ class DraftGate:
     """See the module. `reading_ms` estimates what it takes to read what a sequence is behind."""
 
     reading_ms: Callable[[DraftSequence], float]
-    _worths: dict[_Kind, GateState] = field(default_factory=dict)
+    _worths: defaultdict[_Kind, GateState] = field(default_factory=lambda: defaultdict(GateState))
+    _saved: float = FIRST_ROUNDS  # one account pays for trials of all kinds
     _open: dict[Rule, _GatedRound] = field(default_factory=dict)
     _usual_tokens: float = _USUAL_TOKENS
     _ended: int = 0
 
     @property
     def rests(self) -> bool:
-        """Whether trials have shown under every rule and load so far that drafts do not pay."""
-        return bool(self._worths) and all(worth.rounds and not worth.drafting for worth in self._worths.values())
+        """Whether trials have shown that drafts do not pay under any rule and load so far."""
+        worths = self._worths.values()
+        return any(worth.rounds for worth in worths) and not any(worth.drafting for worth in worths)
 
     def choose_asks(self, asks: Sequence[Ask], known: Mapping[str, DraftSequence], step_ms: float) -> list[Ask]:
         """Return those to draft for in this round; a round with whoever asks was completed since the last call."""
@@ -88,15 +90,23 @@ class DraftGate:
             else:
                 by_rule[sequence.sampling.rule].append((self.reading_ms(sequence), ask, sequence))
         for rule, candidates in by_rule.items():
-            kept += self._worth_it(rule, sorted(candidates, key=lambda candidate: candidate[0]), step_ms, len(asks))
+            candidates.sort(key=lambda candidate: candidate[0])
+            kept += self._worth_it(rule, candidates, step_ms, len(asks), 1.0 / len(by_rule))
         return kept
 
     def _worth_it(
-        self, rule: Rule, candidates: Sequence[tuple[float, Ask, DraftSequence]], step_ms: float, sequences: int
+        self,
+        rule: Rule,
+        candidates: Sequence[tuple[float, Ask, DraftSequence]],
+        step_ms: float,
+        sequences: int,
+        rounds: float,
     ) -> list[Ask]:
-        """Return the asks that are granted; they come in the order of what there is to read for them."""
+        """Return the asks that are granted; they come in the order of what there is to read for them. `rounds`: the
+        rule's part of this one."""
         round_ms, kind = candidates[0][1].round_ms, (rule, sequences.bit_length())
-        worth = self._worths[kind] = decide_drafting(self._worth(kind), DraftCost(round_ms, step_ms, candidates[0][0]))
+        worth = decide_drafting(self._worth(kind), DraftCost(round_ms, step_ms, candidates[0][0]), rounds)
+        self._keep(kind, worth)
         if not worth.drafting:
             return []
         kept: list[Ask] = []
@@ -114,14 +124,12 @@ class DraftGate:
         return kept
 
     def _worth(self, kind: _Kind) -> GateState:
-        """Return what is known of drafts of a kind. A new one borrows from the richest: a drafter that pays under one
-        is tried under others soon, and one that did not has to save for it."""
-        if kind not in self._worths and self._worths:
-            richest = max(self._worths, key=lambda known: self._worths[known].account.saved)
-            lender, borrower = lend(self._worths[richest].account)
-            self._worths[richest] = replace(self._worths[richest], account=lender)
-            self._worths[kind] = GateState(borrower)
-        return self._worths.setdefault(kind, GateState())
+        """Return what is known of drafts of a kind, with what is saved for all."""
+        worth = self._worths[kind]
+        return replace(worth, account=worth.account._replace(saved=self._saved))
+
+    def _keep(self, kind: _Kind, worth: GateState) -> None:
+        self._worths[kind], self._saved = worth, worth.account.saved
 
     def observe_drafts(self, took_ms: float, drafts: Iterable[tuple[Rule, Ask, Draft]], *, reading: bool) -> None:
         """The drafts that were chosen are there, after so long; `reading`: with more to read than verdicts."""
@@ -152,11 +160,12 @@ class DraftGate:
         for rule, gated in self._open.items():
             accepted = (gated.accepted - gated.promised) / gated.sequences
             kind = rule, gated.load
-            self._worths[kind] = observe_drafted_round(
-                self._worths[kind],
+            worth = observe_drafted_round(
+                self._worth(kind),
                 round_ms=gated.round_ms,
                 accepted=accepted,
                 cost_ms=gated.compute_added_ms(last_ms),
                 reading=gated.reading,
             )
+            self._keep(kind, worth)
         self._open.clear()
