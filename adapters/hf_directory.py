@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from adapters.contract import ModelRefused
 from adapters.decoder import from_safetensors
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
-from adapters.decoder.spec import OnRead, ignore_read
+from adapters.decoder.spec import NotConvertible, OnRead, ignore_read
 from adapters.gguf_splits import list_first_files
 from adapters.safetensors_file import Stored, read_tensors
 
@@ -52,7 +53,7 @@ def model_files(directory: Path) -> tuple[Path, ...]:
     """Return the files of the model, in a fixed order.
 
     Raises ModelRefused, naming the file and the way out, when one is missing, the directory holds pickles
-    instead of safetensors, or the architecture is not one that is built in. Weights are not opened.
+    instead of safetensors, or config.json is damaged. Weights are not opened.
     """
     names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
     check_small_files(directory, names)
@@ -74,7 +75,8 @@ def check_small_files(directory: Path, names: Iterable[str]) -> None:
         if name not in names and not (name == TOKENIZER_JSON and read_declared_fingerprint(directory)):
             way_out = f"It holds GGUF files; name one of them: {', '.join(ggufs)}" if ggufs else _WAYS_OUT[name]
             raise ModelRefused(f"{title(directory)}: it has no {name}. {way_out}")
-    read_spec(read_json(directory / CONFIG_FILE), f"{title(directory)}/{CONFIG_FILE}")
+    with suppress(NotConvertible):  # which runtimes it takes is asked with the heads of its weights
+        read_spec(read_json(directory / CONFIG_FILE), f"{title(directory)}/{CONFIG_FILE}")
 
 
 def read_declared_fingerprint(directory: Path) -> str:
@@ -140,18 +142,30 @@ def open_weights(directory: Path, *, heads_only: bool = False, on_read: OnRead =
     Raises ModelRefused, by file, when one is damaged, truncated or missing, and by key or tensor when it is not
     supported."""
     return SafetensorsWeights(
-        *(read_json(directory / CONFIG_FILE), _read_all(directory), title(directory)),
+        *(read_json(directory / CONFIG_FILE), read_all_tensors(directory), title(directory)),
         heads_only=heads_only,
         on_read=on_read,
     )
 
 
+def is_for_transformers(path: Path) -> bool:
+    """Whether a model is a directory that no graph here is made of. Raises ModelRefused where config.json is damaged."""
+    if not path.is_dir():
+        return False
+    try:
+        read_spec(read_json(path / CONFIG_FILE), f"{title(path)}/{CONFIG_FILE}")
+    except NotConvertible:
+        return True
+    return False
+
+
 def list_shape_values(directory: Path) -> list[tuple[Path, int, int]]:
     """See `adapters.decoder.from_safetensors.list_shape_values`. Raises ModelRefused as `open_weights` does."""
-    return from_safetensors.list_shape_values(_read_all(directory), title(directory))
+    return from_safetensors.list_shape_values(read_all_tensors(directory), title(directory))
 
 
-def _read_all(directory: Path) -> dict[str, Stored]:
+def read_all_tensors(directory: Path) -> dict[str, Stored]:
+    """Return what the heads of a model's safetensors list. Raises ModelRefused."""
     tensors: dict[str, Stored] = {}
     for file in model_files(directory):
         if file.suffix == ".safetensors":

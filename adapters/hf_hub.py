@@ -240,7 +240,7 @@ def _check_heads(
         if pinned.file:
             return check_header(join_headers(read_gguf_heads(pinned.repo, pinned.revision, bytes_of)), adapter)
         tensors = read_safetensors_heads(pinned.repo, pinned.revision, names)
-        return check_directory_heads(directory, tensors)
+        return check_directory_heads(directory, tensors, adapter)
 
 
 def _size_of(pinned: HubId, sizes: dict[str, int], name: str) -> int:

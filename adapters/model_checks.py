@@ -17,18 +17,18 @@ from adapters import registry
 from adapters.content_digest import full_identity
 from adapters.contract import NO_REWIND, AdapterError, AdapterUnavailable, ModelRefused
 from adapters.decoder.from_safetensors import SafetensorsWeights
-from adapters.decoder.gguf_keys import NotConvertible
 from adapters.decoder.gguf_spec import read_gguf_spec
 from adapters.decoder.hf_config import CONFIG_FILE
 from adapters.decoder.limits import refuse_decoder
-from adapters.decoder.spec import DecoderSizes, DecoderSpec
+from adapters.decoder.spec import DecoderSizes, DecoderSpec, NotConvertible
 from adapters.gguf_facts import GgufFacts, read_facts
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import list_beside, read_model_header
-from adapters.hf_directory import open_weights, read_declared_fingerprint, read_json, title
+from adapters.hf_directory import read_all_tensors, read_declared_fingerprint, read_json, title
+from adapters.hf_facts import DirectoryFacts, read_directory_facts, refuse_form, refuse_without_transformers
 from adapters.llama_cpp.fork_faults import find_fault
 from adapters.llama_cpp.library import check_fault
-from adapters.names import LLAMA_CPP
+from adapters.names import LLAMA_CPP, TRANSFORMERS
 from adapters.safetensors_file import Stored
 from adapters.tokenizer_gguf import check_tokenizer
 from adapters.tokenizer_hf import check_tokenizer as check_hf_tokenizer
@@ -40,7 +40,7 @@ _CHOSEN_HERE, _CHOSEN_ELSEWHERE = "auto", ""
 
 def check_files(path: Path, file_bytes: int | None = None, adapter: str = "") -> DecoderSizes:
     """Check a GGUF file (of a split model the first) or a model directory, and return its sizes: a DecoderSpec where
-    our graphs compute it, and GgufFacts where llama.cpp's library does. `file_bytes` of a file of which `path` is the
+    our graphs compute it, GgufFacts where llama.cpp's library does, DirectoryFacts where transformers does. `file_bytes` of a file of which `path` is the
     first part. `adapter`: what is to run it, "auto" where a plan chooses among those that are here, "" where it is not
     known which those are.
 
@@ -49,9 +49,7 @@ def check_files(path: Path, file_bytes: int | None = None, adapter: str = "") ->
     """
     if not path.is_dir():
         return _check_head(_read_head(path, file_bytes, tuple(map(_mark, list_beside(path)))), path, adapter)
-    spec = open_weights(path, heads_only=True).spec
-    _check_directory_tokenizer(path, spec)
-    return spec
+    return check_directory_heads(path, read_all_tensors(path), adapter)
 
 
 def _mark(path: Path) -> tuple[int, ...]:
@@ -141,12 +139,29 @@ def _has_llama_cpp() -> bool:
         return False
 
 
-def check_directory_heads(directory: Path, tensors: Mapping[str, Stored]) -> DecoderSpec:
-    """Check a directory whose small files are there and whose weights are not, but for what their heads list."""
-    config = read_json(directory / CONFIG_FILE)
-    spec = SafetensorsWeights(config, tensors, title(directory), heads_only=True).spec
-    _check_directory_tokenizer(directory, spec)
-    return spec
+def check_directory_heads(directory: Path, tensors: Mapping[str, Stored], adapter: str = "") -> DecoderSizes:
+    """Check a directory by its small files and by what the heads of its weights list, as `check_files` does."""
+    config, where = read_json(directory / CONFIG_FILE), title(directory)
+    spec = _attempt(lambda: SafetensorsWeights(config, tensors, where, heads_only=True).spec)
+    sizes: DecoderSizes
+    if isinstance(spec, NotConvertible):
+        sizes = read_directory_facts(config, tensors, where)
+        _check_transformers(spec, sizes, where, adapter)
+    else:
+        sizes = _take(spec)
+    if not read_declared_fingerprint(directory):  # such a draft has no tokenizer: it speaks its target's ids
+        check_hf_tokenizer(directory, sizes.vocabulary_size)
+    return sizes
+
+
+def _check_transformers(refusal: NotConvertible, facts: DirectoryFacts, where: str, adapter: str) -> None:
+    """Check that an adapter runs what only transformers' own class computes. Raises ModelRefused with the way out."""
+    if adapter == _CHOSEN_ELSEWHERE:
+        return
+    if adapter not in (TRANSFORMERS, _CHOSEN_HERE):
+        raise ModelRefused(f"{refusal} transformers' own class runs it on torch: set adapter: {TRANSFORMERS}.")
+    refuse_without_transformers(str(refusal))
+    refuse_form(facts.quantised, "", where)
 
 
 def check_use(spec: DecoderSizes, name: str, adapter: str = "", *, static: bool = False, draft: bool = False) -> None:
@@ -174,8 +189,3 @@ def _describe_draft(name: str, outputs: int, vocabulary_size: int) -> str:
         f"{name}: it is a draft (draft_vocab_size), which can say {outputs} of {vocabulary_size} tokens only. "
         "Name it under `drafts`, and its target under `model`."
     )
-
-
-def _check_directory_tokenizer(directory: Path, spec: DecoderSpec) -> None:
-    if not read_declared_fingerprint(directory):  # such a draft has no tokenizer: it speaks its target's ids
-        check_hf_tokenizer(directory, spec.vocabulary_size)

@@ -8,6 +8,8 @@ SHARDING_ADAPTERS = ("onnx_rt", "openvino_rt", "simulated", "torch_device")
 """Those of ours that load ranges of layers (adapters.contract.ShardingAdapter)."""
 CONVERTING_ADAPTERS = tuple(name for name in SHARDING_ADAPTERS if name != "simulated")
 """Those of ours that make a graph of their own of a model, from GGUF files and from directories of safetensors."""
+TRANSFORMERS = "torch_device"
+"""The one that runs any decoder of transformers from its directory, by that library's own class."""
 LLAMA_CPP = "llama_cpp"
 """The one that runs a model's GGUF file as it is, by llama.cpp's library, whatever its architecture."""
 GGUF_ADAPTERS = (LLAMA_CPP,)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from adapters.chat_template import ChatTemplate
 from adapters.contract import ModelRefused, Progress
-from adapters.decoder.hf_config import CONFIG_FILE, read_spec
+from adapters.decoder.hf_config import CONFIG_FILE, read_vocabulary_size
 from adapters.hf_directory import (
     CHAT_TEMPLATE,
     GENERATION_CONFIG,
@@ -37,8 +37,7 @@ _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused\d+>|<pad>|<mask>
 def write_hf_tokenizer(source: Path, target: Path, progress: Progress) -> None:
     progress("reading the vocabulary", 0.0)
     config = read_json(source / CONFIG_FILE)
-    _, spec = read_spec(config, f"{title(source)}/{CONFIG_FILE}")
-    vocabulary = _read_vocabulary(source, spec.vocabulary_size)
+    vocabulary = _read_vocabulary(source, read_vocabulary_size(config, f"{title(source)}/{CONFIG_FILE}"))
     meta = _meta(source, config, vocabulary)
     progress("writing the tokenizer", 0.8)
     # A file may carry a length to cut texts to, for whoever trained with it; prompts are not to be cut.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adapters.contract import ModelRefused, Progress
-from adapters.decoder.hf_config import CONFIG_FILE, read_spec
+from adapters.decoder.hf_config import CONFIG_FILE, read_vocabulary_size
 from adapters.gguf_header import read_header
 from adapters.hf_directory import read_declared_fingerprint, read_json, title
 from adapters.hf_hub import HUB_PREFIX, DownloadFailed, find_head, parse_id
@@ -22,8 +22,8 @@ SIMULATED_PREFIX = "simulated:"
 def vocabulary_of(file: ModelSource) -> list[str]:
     """Return the texts of all token ids in id order, the same whatever format a model comes in. Raises ModelRefused."""
     if file.path.is_dir():
-        _, spec = read_spec(read_json(file.path / CONFIG_FILE), f"{title(file.path)}/{CONFIG_FILE}")
-        return vocabulary_texts(file.path, spec.vocabulary_size)
+        config = read_json(file.path / CONFIG_FILE)
+        return vocabulary_texts(file.path, read_vocabulary_size(config, f"{title(file.path)}/{CONFIG_FILE}"))
     texts = token_texts(read_header(file.path, file.whole_bytes))
     if not texts:
         raise ModelRefused(f"{file.path.name}: it has no vocabulary (tokenizer.ggml.tokens). Choose another model.")

@@ -163,8 +163,13 @@ def list_shape_values(tensors: Mapping[str, Stored], where: str) -> list[tuple[P
     if table is not None:
         places.append(table.locate())
     head = next((tensors[name] for name in _HEADS if name in tensors), None)
-    embedding = tensors[f"{_prefix(tensors, where)}embed_tokens.weight"]
-    if head is None or head.kind not in KINDS or (head.kind, head.shape) != (embedding.kind, embedding.shape):
+    if head is None or head.kind not in KINDS:
+        return places
+    try:
+        embedding = tensors[f"{_prefix(tensors, where)}embed_tokens.weight"]
+    except ModelRefused:  # of a family that is not built in, which calls it something else
+        return places
+    if (head.kind, head.shape) != (embedding.kind, embedding.shape):
         return places
     at = head.find_difference(embedding)
     return places if at is None else [*places, head.locate(at, 1), embedding.locate(at, 1)]

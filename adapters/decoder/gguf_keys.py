@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from adapters.contract import ModelRefused
-from adapters.decoder.spec import MOST_COUNT, DecoderSpec
+from adapters.decoder.spec import MOST_COUNT, DecoderSpec, NotConvertible
 from adapters.gguf_header import GgufArray, GgufHeader, Scalar
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
@@ -69,10 +69,6 @@ _IDLE: dict[str, frozenset[int | float | bool | str]] = {
     "rope.scaling.yarn_beta_slow": frozenset({1}),
 }
 """Keys that this reader applies at no other value than these, with which they change nothing."""
-
-
-class NotConvertible(ModelRefused):
-    """A sound file of a model that no graph here computes; llama.cpp's own library may."""
 
 
 def refuse_other_files(header: GgufHeader) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from adapters.contract import ModelRefused
 from adapters.decoder.rope import RopeRefused, extend_context, rope_from
-from adapters.decoder.spec import MOST_COUNT, MOST_HEAD_DIM, MOST_LAYERS, DecoderSpec, Rope
+from adapters.decoder.spec import MOST_COUNT, MOST_HEAD_DIM, MOST_LAYERS, DecoderSpec, NotConvertible, Rope
 
 _MOST_NUMBER = 1e30  # more is damage
 SLIDING = "sliding_attention"
@@ -68,6 +68,9 @@ class ConfigReader:
 
     def build_refusal(self, key: str, reason: str) -> ModelRefused:
         return ModelRefused(f"{self.where}: {key}: {reason}. Choose another model, or mend the file.")
+
+    def refuse_conversion(self, key: str, reason: str) -> NotConvertible:
+        return NotConvertible(f"{self.where}: {key}: {reason}.")
 
 
 def read_ropes(reader: ConfigReader, family: str, kinds: list[str], head_dim: int) -> tuple[Rope, ...]:
@@ -195,30 +198,42 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:
-    """Return the family that `architectures` names. Raises ModelRefused for one that is not built in.
-
-    A config may point at code of its own (`auto_map`); code from a model's repository is never run.
-    """
-    named = config.get("architectures")
-    name = str(named[0]) if isinstance(named, list) and named else ""
+    """Return the family that `architectures` names. Raises NotConvertible for one that is not built in."""
+    name = read_architecture(config, where)
     family = FAMILIES.get(name)
     if family is not None:
         return family
-    what = f"its architecture is {name}" if name else "it names no architecture"
-    if config.get("auto_map"):
-        what += ", which is code in the model's repository (auto_map), and such code is never run"
-    raise ModelRefused(f"{where}: {what}. Supported are {', '.join(FAMILIES)}.")
+    raise NotConvertible(f"{where}: its architecture is {name}, and graphs here are of {', '.join(FAMILIES)}.")
+
+
+def read_architecture(config: Mapping[str, Any], where: str) -> str:
+    """Return the class that a model was saved from. Raises ModelRefused where none is named."""
+    named = config.get("architectures")
+    if isinstance(named, list) and named:
+        return str(named[0])
+    raise ModelRefused(f"{where}: it names no architecture. Choose another model.")
+
+
+def read_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of the half that says tokens, where the model has several."""
+    nested = config.get("text_config")
+    return dict(config) | (dict(nested) if isinstance(nested, Mapping) else {})
+
+
+def read_vocabulary_size(config: Mapping[str, Any], where: str) -> int:
+    """Return how many tokens a model knows, of whatever family. Raises ModelRefused, by the key."""
+    family = FAMILIES.get(read_architecture(config, where), Family(""))
+    return ConfigReader(dict(family.defaults) | read_text_config(config), where).count("vocab_size")
 
 
 def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpec]:
     """Return the family and the shape that a parsed config.json describes; `where` names it in messages.
 
-    Raises ModelRefused, naming the key, when a value is missing, wrong or asks for what is not supported.
+    Raises ModelRefused, naming the key, when a value is missing or wrong. Raises NotConvertible for another family, and
+    for what a family is not computed with here.
     """
     family = family_of(config, where)
-    nested = config.get("text_config")
-    values = dict(family.defaults) | dict(config) | (dict(nested) if isinstance(nested, Mapping) else {})
-    reader = ConfigReader(values, where)
+    reader = ConfigReader(dict(family.defaults) | read_text_config(config), where)
     _refuse_unsupported(reader, family)
     layers, heads, hidden = (
         reader.count("num_hidden_layers", most=MOST_LAYERS),
@@ -267,12 +282,12 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
 
 def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
     if reader.get("quantization_config"):
-        raise reader.build_refusal("quantization_config", "already quantised weights are not supported")
+        raise reader.refuse_conversion("quantization_config", "no graph here is made of weights that are quantised already")
     if reader.flag("use_bidirectional_attention"):
         raise reader.build_refusal("use_bidirectional_attention", "only causal attention is supported")
     for key in ("attention_bias", "mlp_bias"):
         if reader.flag(key) and not (key == "attention_bias" and family.qkv_bias):
-            raise reader.build_refusal(key, f"{family.name} with biases is not supported")
+            raise reader.refuse_conversion(key, f"no graph of {family.name} here has biases")
 
 
 def _activation(reader: ConfigReader, family: Family) -> Literal["silu", "gelu_tanh"]:
@@ -286,7 +301,7 @@ def _activation(reader: ConfigReader, family: Family) -> Literal["silu", "gelu_t
     if name == "gelu_pytorch_tanh":
         return "gelu_tanh"
     key = "hidden_activation" if family.unit_offset_norms else "hidden_act"
-    raise reader.build_refusal(key, f"the activation {name!r} is not supported")
+    raise reader.refuse_conversion(key, f"no graph of {family.name} here has the activation {name!r}")
 
 
 def _layer_kinds(reader: ConfigReader, family: Family, layers: int) -> list[str]:

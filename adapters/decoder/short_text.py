@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,18 +38,27 @@ def write_short_text(source: Path, target: Path) -> None:
     """Compute the text of a model's file and write it, whole or not at all. Raises ModelRefused, OSError."""
     weights = open_source(source, Precision.FP32)
     reference, text = Reference(weights), TextCache()
-    size = weights.spec.vocabulary_size
-    tokens = [(7 * place * place + 11 * place + 3) % size for place in range(_SEED_TOKENS)]
+    tokens, count = seed_tokens(weights.spec.vocabulary_size)
     scores: list[float] = []
     new = list(tokens)
-    for _ in range(_TOKENS):
+    for _ in range(count):
         row = log_softmax(reference.extend([text], [new])[0][-1:])[0]
         new = [int(row.argmax())]
         tokens += weights.output_ids[new[0] : new[0] + 1] or new
         scores.append(float(row[new[0]]))
         new = tokens[-1:]
+    save_short_text(ShortText(tokens, _SEED_TOKENS, scores), target)
+
+
+def seed_tokens(size: int) -> tuple[list[int], int]:
+    """Return what a text in a vocabulary of `size` begins with, and how many tokens the reference says behind it."""
+    return [(7 * place * place + 11 * place + 3) % size for place in range(_SEED_TOKENS)], _TOKENS
+
+
+def save_short_text(text: ShortText, target: Path) -> None:
+    """Write a text, whole or not at all. Raises OSError."""
     draft = target.with_name(f".{target.name}.new")
-    draft.write_text(json.dumps(asdict(ShortText(tokens, _SEED_TOKENS, scores))), encoding="utf-8")
+    draft.write_text(json.dumps(asdict(text)), encoding="utf-8")
     draft.replace(target)
 
 
@@ -66,16 +76,16 @@ def log_softmax(rows: Rows) -> Rows:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), np.float32)
 
 
-def main() -> int:
-    """Write the text; 0 on success, 1 with the reason on standard error."""
+def run_command(write: Callable[[Path, Path], None], failures: tuple[type[Exception], ...]) -> int:
+    """Write the text of the paths of the command line; 0 on success, 1 with the reason on standard error."""
     end_with_parent()
     try:
-        write_short_text(Path(sys.argv[1]), Path(sys.argv[2]))
-    except (ModelRefused, OSError, MemoryError) as error:
+        write(Path(sys.argv[1]), Path(sys.argv[2]))
+    except failures as error:
         sys.stderr.write(f"{error or type(error).__name__}\n")
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(write_short_text, (ModelRefused, OSError, MemoryError)))

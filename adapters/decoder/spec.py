@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import LayerRange
+from adapters.contract import LayerRange, ModelRefused
 
 MOST_LAYERS, MOST_HEAD_DIM = 10_000, 10_000
 """More, in a model's file, is damage, and would be answered with all memory."""
@@ -38,6 +38,11 @@ PROJECTIONS = ("query", "key", "value")
 _MATRICES = (*PROJECTIONS, "output", "gate", "up", "down")
 MOST_COUNT = 1 << 31
 """Of anything that a file counts: positions, rows, heads."""
+
+
+class NotConvertible(ModelRefused):
+    """A sound model that no graph here computes. A library may: llama.cpp's of a GGUF file, transformers of a
+    directory."""
 
 
 @dataclass(frozen=True, slots=True)

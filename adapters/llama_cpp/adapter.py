@@ -34,7 +34,7 @@ from adapters.decoder.limits import refuse_directory
 from adapters.decoder.source import fingerprint_of
 from adapters.device_memory import read_host_memory
 from adapters.failures import classify_failure
-from adapters.gguf_facts import Memory
+from adapters.decoder.facts import Memory
 from adapters.gguf_facts import read_facts as read_gguf_facts
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import find_files, list_names, read_model_header

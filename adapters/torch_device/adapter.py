@@ -21,6 +21,7 @@ from adapters.contract import (
 )
 from adapters.device_memory import read_host_memory
 from adapters.hardware import cores
+from adapters.hf_directory import is_for_transformers
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from adapters.source_meter import SourceMeter, say_bytes
 from adapters.torch_device.failures import quieten
@@ -154,6 +155,14 @@ class TorchAdapter:
         from adapters.decoder.source import open_source
         from adapters.torch_device.weights import write_weights
 
+        if is_for_transformers(source):
+            if weights not in (None, FAST):
+                raise Unsupported(f"weights in {weights}: transformers' own class has those of the file; use as_file")
+            import_torch()
+            from adapters.torch_device.any_decoder import prepare_directory
+
+            prepare_directory(source, target, progress)
+            return
         name = f"{source.name} to {weights}" if weights else source.name
         stage = f"convert {name}"
         progress(stage, -1.0)
@@ -179,7 +188,12 @@ class TorchAdapter:
         places = self._list_ranks(options)
         chosen = options.numerical_class or _classes(self._profile(options.device), options)[0][0]
         progress("load", 0.0)
-        model = _load(prepared, options, chosen, layers, places)
+        if read_facts(prepared).get("loader"):
+            from adapters.torch_device.any_decoder import load_decoder
+
+            model = load_decoder(prepared, options, chosen, layers, places)
+        else:
+            model = _load(prepared, options, chosen, layers, places)
         progress("load", 1.0)
         return model
 

@@ -23,7 +23,7 @@ from adapters.decoder.hf_config import FAMILIES, describe_sizes
 from adapters.decoder.limits import refuse_decoder
 from adapters.decoder.spec import DecoderSpec, Dense
 from adapters.torch_device import attention
-from adapters.torch_device.attention import NAME, KvPool
+from adapters.torch_device.attention import NAME, KvPool, LayerKv
 from adapters.torch_device.model import BLOCK_TOKENS, DTYPES, shapes_for
 from adapters.torch_device.plan import Shapes
 from adapters.torch_device.products import Products
@@ -175,15 +175,9 @@ def load_part(
     network = build(decoder, layers, tensors, dtype=dtype, device=device, make_linear=products.make)
     if group is not None and part is not None:
         join_ranks(network, part, [len(part.outputs) for part in parts], group)
-    memory = KvPool(
-        layers=own.layers,
-        blocks=blocks,
-        block=BLOCK_TOKENS,
-        kv_heads=len(part.kv_heads) if part is not None else own.kv_heads,
-        head_dim=own.head_dim,
-        dtype=dtype,
-        device=device,
-    )
+    kv_heads = len(part.kv_heads) if part is not None else own.kv_heads
+    kept = LayerKv(kv_heads, own.head_dim, own.head_dim)
+    memory = KvPool([kept] * own.layers, blocks=blocks, block=BLOCK_TOKENS, dtype=dtype, device=device)
     runner = ForwardRunner(
         network,
         memory,

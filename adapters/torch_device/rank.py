@@ -45,7 +45,7 @@ def serve_rank(link: Link) -> None:
     device = torch.device(job.place.device.lower())
     group = RankGroup(job.rank, job.options.tensor_parallel)
     part = load_part(job.prepared, job.options, job.numerical_class, job.layers, job.blocks, job.place, group)
-    link.send(Loaded(part.memory.page_bytes))
+    link.send(Loaded(part.memory.list_page_bytes()[0]))
     while True:
         command = link.receive()
         if isinstance(command, Connect):

@@ -21,7 +21,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adapters.contract import Hidden, Logits
-from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch
+from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch, attending
 from adapters.torch_device.plan import ForwardPlan, Indices
 
 # ADR 0015: larger forwards run as they come. Not tuned.
@@ -177,8 +177,10 @@ def _next_power(count: int, least: int) -> int:
 
 
 class ForwardRunner:
-    """Layers of a model on a device, one forward at a time. `windows` are the layers' sliding windows. `last`: they end
-    with the model's last one, so that they give logits, else hidden states."""
+    """Layers of a model on a device, one forward at a time. `windows` are the layers' sliding windows, () where the
+    model's class says itself what a row sees. `last`: they end with the model's last one, so that they give logits, else
+    hidden states. `past`: what the class is told of the tokens before, where it is to know more than their positions.
+    `captures`: whether forwards can be CUDA graphs."""
 
     def __init__(
         self,
@@ -190,12 +192,14 @@ class ForwardRunner:
         windows: tuple[int, ...],
         device: Any,
         last: bool = True,
+        past: Any = None,
+        captures: bool = True,
     ) -> None:
         self._model, self._pool, self._block, self._windows = model, pool, block, windows
-        self._last = last
+        self._last, self._past = last, past
         self._device = device
         self._graphs: Graphs | None = None
-        if device.type == "cuda":
+        if device.type == "cuda" and captures:
             self._graphs = Graphs(
                 self.compute, pool, block=block, scratch_block=scratch_block, windows=windows, device=device
             )
@@ -247,10 +251,11 @@ class ForwardRunner:
         """Run the layers: (rows,) ids, or (rows, hidden size) states, and positions to (wanted, vocabulary), or to
         (rows, hidden size), in float32."""
         read = {"input_ids": ids[None]} if hidden is None else {"inputs_embeds": hidden[None]}
-        shared = {"position_ids": positions[None], "use_cache": False, "paged": paged}
-        if not self._last:
-            return self._model.model(**read, **shared).last_hidden_state[0].float()
-        return self._model(**read, **shared, logits_to_keep=wanted).logits[0].float()
+        shared = {"position_ids": positions[None], "use_cache": False, "past_key_values": self._past}
+        with attending(paged):
+            if not self._last:
+                return self._model.model(**read, **shared).last_hidden_state[0].float()
+            return self._model(**read, **shared, logits_to_keep=wanted).logits[0].float()
 
     def _pad_hidden(self, hidden: Hidden | None, rows: int) -> Any:
         """Return hidden states on the device, in the model's format; rows that only fill up are 0."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapters.contract import Adapter, AdapterUnavailable, Exactness, ModelRefused, Precision
 from adapters.decoder.draft_outputs import count_draft_bytes
+from adapters.decoder.facts import DecoderFacts
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.device_memory import read_device_memory
-from adapters.gguf_facts import GgufFacts
 from adapters.gguf_splits import read_model_header
+from adapters.hf_facts import DirectoryFacts
 from adapters.model_source import ModelSource, check_model
 from adapters.model_store import ModelStore
 from adapters.quality import read_quality
@@ -57,12 +58,15 @@ def choose_model_precision(
         exactness=Exactness(options.exactness),
         drafts=options.drafts,
     )
+    sizes = sizes_of(file, adapter.name)
+    if not sizes.converts:
+        device = replace(device, weights=(), has_fast=False)
     title, memory = f"{file.name} on {adapter.name} {device.name}", read_device_memory(device)
     holds_all = whole and device.layer_costs is None
     try:
         choice = choose_precision(
             device,
-            sizes_of(file, adapter.name),
+            sizes,
             read_measured_weights(adapter, device, store, file),
             wanted,
             free_bytes=memory.free_bytes if holds_all and memory.total_bytes else None,
@@ -87,8 +91,9 @@ def sizes_of(file: ModelSource, adapter: str = "") -> ModelSizes:
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
     facts = check_model(file, adapter)
     draft_bytes = 0 if file.path.is_dir() else count_draft_bytes(read_model_header(file.path))
-    if isinstance(facts, GgufFacts):  # nothing is converted
-        return ModelSizes(facts.matrix_elements, size, facts.stored, size, draft_bytes=draft_bytes)
+    if isinstance(facts, DecoderFacts):
+        held = facts.held_bytes if isinstance(facts, DirectoryFacts) else size
+        return ModelSizes(facts.matrix_elements, size, facts.stored, held, draft_bytes=draft_bytes, converts=False)
     weights = open_source(file.path)
     rounds = open_source(file.path, FAST).label != weights.label
     held = count_held_bytes(weights) or size

@@ -9,9 +9,10 @@ from adapters.decoder.draft_outputs import count_draft_bytes
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.decoder.spec import DecoderSizes, DecoderSpec
 from adapters.gguf_splits import read_model_header
+from adapters.hf_facts import DirectoryFacts
 from adapters.model_digests import digest_at_hand, parse_simulated_script
 from adapters.model_source import check_model, resolve
-from adapters.names import LLAMA_CPP
+from adapters.names import LLAMA_CPP, TRANSFORMERS
 from adapters.simulated.script import Script
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.profile import DRAFT, FAST, Precision
@@ -29,7 +30,8 @@ _FILE_BITS = 16.0  # of a weight of a model that is not there and is to be taken
 class PlannedModel:
     """A model to place. `weights`: the number formats to choose from, empty where the device decides. `file_bits`: of
     a weight as the model's file has it. `digest` of its files, "" where they are not there. `runtimes`: which alone run
-    it, empty for all. `own_format`: AS_FILE, or DRAFT for a draft that gets a copy."""
+    it, empty for all. `own_format`: AS_FILE, or DRAFT for a draft that gets a copy. `cuts`: whether its layers may be
+    spread over devices."""
 
     name: str
     shape: DecoderShape
@@ -38,6 +40,7 @@ class PlannedModel:
     digest: str = ""
     runtimes: tuple[str, ...] = ()
     own_format: str = AS_FILE
+    cuts: bool = True
 
     @property
     def facts(self) -> ModelFacts:
@@ -97,8 +100,12 @@ def model_at_hand(
     file = resolve(source, base, adapter=adapter)
     sizes = check_model(file, adapter)
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
-    converts = isinstance(sizes, DecoderSpec)
-    if converts and weights != FAST:
+    runtimes: tuple[str, ...] = ()
+    if isinstance(sizes, DirectoryFacts):
+        size, runtimes = sizes.held_bytes, (TRANSFORMERS,)
+    elif not isinstance(sizes, DecoderSpec):
+        runtimes = (LLAMA_CPP,)
+    elif weights != FAST:
         size = count_held_bytes(open_source(file.path)) or size
     own_format = AS_FILE
     if drafts and weights in (AUTO, DRAFT) and not file.path.is_dir():
@@ -106,8 +113,10 @@ def model_at_hand(
         if draft_bytes < size:
             size, own_format = draft_bytes, DRAFT
     formats = () if weights == AUTO else (weights,)
-    shape, runtimes = _shape_of_sizes(sizes), () if converts else (LLAMA_CPP,)
-    return PlannedModel(name or file.name, shape, formats, 8.0 * size / shape.elements, digest, runtimes, own_format)
+    shape = _shape_of_sizes(sizes)
+    cuts = not isinstance(sizes, DirectoryFacts)
+    bits = 8.0 * size / shape.elements
+    return PlannedModel(name or file.name, shape, formats, bits, digest, runtimes, own_format, cuts)
 
 
 def _shape_of_sizes(sizes: DecoderSizes) -> DecoderShape:

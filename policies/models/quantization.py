@@ -61,7 +61,8 @@ class NoRoom(NoPrecision):
 class ModelSizes:
     """A model as its file has it: `parameters` of its matrices, bytes of the file, and what it calls its format.
     `held_bytes`: what runtimes hold of it, where that is more than the file. `rounds`: whether FAST rounds anything.
-    `draft_bytes`: what it takes in DRAFT, 0 where no such copy can be made of it."""
+    `draft_bytes`: what it takes in DRAFT, 0 where no such copy can be made of it. `converts`: whether its weights can
+    be brought to other formats."""
 
     parameters: int
     file_bytes: int
@@ -69,6 +70,7 @@ class ModelSizes:
     held_bytes: int = 0
     rounds: bool = False
     draft_bytes: int = 0
+    converts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

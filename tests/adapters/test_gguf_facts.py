@@ -17,7 +17,8 @@ from adapters import model_checks
 from adapters.contract import LayerRange, LoadOptions, ModelRefused
 from adapters.decoder.gguf_spec import read_gguf_spec
 from adapters.decoder.spec import DecoderSpec
-from adapters.gguf_facts import GgufFacts, Memory, read_facts
+from adapters.decoder.facts import Memory
+from adapters.gguf_facts import GgufFacts, read_facts
 from adapters.gguf_header import read_header
 from adapters.libllama import VARIABLE
 from adapters.model_checks import check_files

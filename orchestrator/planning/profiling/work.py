@@ -289,7 +289,10 @@ def _list_cut_runtimes(config: ClusterConfig, model: ModelOptions) -> tuple[str,
     """Return the runtimes whose layers a plan may spread over devices of this machine, or over hosts."""
     if config.placement.sharding == "never" or model.tensor_parallel > 1:
         return ()
-    own = CONVERTING_ADAPTERS if not model.source.startswith(SIMULATED_PREFIX) else ("simulated",)
+    simulated = model.source.startswith(SIMULATED_PREFIX)
+    if not simulated and isinstance(check_model(resolve(model.source, Path(model.base)), AUTO), DirectoryFacts):
+        return ()  # transformers' own class is loaded whole
+    own = CONVERTING_ADAPTERS if not simulated else ("simulated",)
     able = tuple(name for name in own if config.model.adapter in (AUTO, name))
     if config.cluster.address:
         return able

@@ -23,12 +23,14 @@ from adapters.contract import (
     Progress,
     list_classes,
 )
-from adapters.decoder.gguf_keys import NotConvertible
 from adapters.decoder.short_text import ShortText, read_short_text
 from adapters.decoder.source import open_source
+from adapters.decoder.spec import NotConvertible
 from adapters.device_memory import read_host_memory
 from adapters.held_lock import hold_lock
 from adapters.invariance import fingerprint_bits
+from adapters.model_checks import check_files
+from adapters.names import TRANSFORMERS
 from device_profiles.device_names import is_processor
 from device_profiles.numerical_class import ClassFinding, MeasuredClasses, choose_class
 from device_profiles.store import ProfileStore
@@ -277,21 +279,25 @@ def _find_short_text(question: ClassQuestion) -> ShortText | None:
 
 
 def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None:
-    """Return what the reference says, computed once for a model; None for one that is too large for that, or that
-    only llama.cpp's library computes."""
+    """Return what the reference says, computed once for a model: transformers' own attention and cache where nothing
+    else computes it. None for one that is too large for that, or that only llama.cpp's library computes."""
     if question.file is None:
         return None
     path = question.prepared.parent / _SHORT_TEXT
     text = _find_short_text(question)
     if text is not None:
         return text
+    program, source = "adapters.decoder.short_text", question.file
     try:
         elements = open_source(question.file).spec.matrix_elements
-    except NotConvertible:  # nor does the reference compute it
-        return None
+    except NotConvertible:
+        if not question.file.is_dir():
+            return None
+        elements = check_files(question.file, adapter=TRANSFORMERS).matrix_elements
+        program, source = "adapters.torch_device.short_text", question.prepared
     if elements > _MOST_ELEMENTS or 8 * elements > read_host_memory().free_bytes:
         return None
-    command = [sys.executable, "-m", "adapters.decoder.short_text", str(question.file), str(path)]
+    command = [sys.executable, "-m", program, str(source), str(path)]
     end = run_child(command, b"", _say_again(progress, "compute a short text in float32"))
     return read_short_text(path) if not end.failure else None
 

@@ -1,0 +1,243 @@
+"""What the heads of a model directory say of any decoder that transformers runs on torch, whatever its class computes.
+
+Sizes come from the tensors where these show them, and from config.json else. What a model keeps of a position follows
+from its config; the loaded model's own layers are counted once more (adapters/torch_device/any_decoder.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Final
+
+from adapters.contract import ModelRefused
+from adapters.decoder.facts import DecoderFacts, Memory
+from adapters.decoder.hf_config import ConfigReader, read_architecture, read_text_config
+from adapters.decoder.spec import MOST_LAYERS
+from adapters.safetensors_file import Stored
+
+_KEPT_LAYERS: Final = ("full_attention", "sliding_attention", "chunked_attention")
+"""The kinds of layers, in `layer_types`, that keep keys and values and nothing else."""
+_STATES: Final = re.compile(
+    r"\.(mamba|linear_attn|ssm|rglru|time_mix\w*|short_conv|conv1d|A_log|a_log|dt_bias|recurrent_\w+)(\.|$)"
+)
+"""Tensors of layers that have a state: state-space models, linear attention, short convolutions, RWKV."""
+_IN_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)")
+_HEADS: Final = re.compile(r"(?:^|\.)(lm_head|embed_out|output_layer)\.")
+_OTHER_HALVES: Final = re.compile(r"(?:^|\.)(vision\w*|visual|multi_modal_projector|audio\w*|mm_projector)\.")
+_EXPERTS: Final = re.compile(r"\.experts(\.|$)")
+_ALIASES: Final = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "hidden_size": ("n_embd", "d_model"),
+    "intermediate_size": ("n_inner", "ffn_dim", "moe_intermediate_size"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
+}
+"""What some families call these keys."""
+_PACKED: Final = ("qweight", "weight_packed", "qzeros", "blocks")
+"""Tensors whose elements hold several weights each."""
+_SCALES: Final = re.compile(r"(scales?|scale_inv|zero_point|zeros|g_idx|shape|absmax|quant_map|quant_state\..*)$")
+"""Tensors beside quantised matrices, which are no weights."""
+_ELEMENT_BITS: Final = {"F64": 64, "F32": 32, "I64": 64, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16}
+"""Bits of an element of a file, where it has more than eight."""
+_LABELS: Final = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
+_GPU_ONLY: Final = ("fbgemm_fp8", "fp_quant", "higgs", "eetq", "spqr", "quip")
+"""Quantised forms whose kernels in transformers are those of GPUs."""
+_ACCELERATE: Final = "accelerate"
+_PACKAGES: Final[dict[str, tuple[str, ...]]] = {
+    "compressed-tensors": ("compressed_tensors",),
+    "awq": ("gptqmodel", _ACCELERATE),
+    "gptq": ("optimum", "gptqmodel"),
+    "bitsandbytes": ("bitsandbytes", _ACCELERATE),
+    "fp8": (_ACCELERATE,),
+    "torchao": ("torchao", _ACCELERATE),
+    "auto-round": ("auto_round",),
+    "hqq": ("hqq", _ACCELERATE),
+    "quanto": ("optimum", _ACCELERATE),
+    "aqlm": ("aqlm", _ACCELERATE),
+    "vptq": ("vptq", _ACCELERATE),
+}
+"""What transformers' integration of a quantised form imports (transformers/quantizers/quantizer_*.py of 5.23)."""
+WIDENED: Final = ("compressed-tensors", "fp8", "mxfp4")
+"""Forms that transformers widens to the activations' format where no kernel multiplies by them, as on processors."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryFacts(DecoderFacts):
+    """A decoder that transformers' own class computes. `stored`: the format of its matrices, or how they are
+    quantised. `quantised`: the name of that form, "" where they are not."""
+
+    quantised: str = ""
+
+    @property
+    def held_bytes(self) -> int:
+        """About what its weights take where a processor holds them in 16 bits."""
+        return max(self.weights_bytes, 2 * self.matrix_elements) if self.quantised in WIDENED else self.weights_bytes
+
+
+def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored], where: str) -> DirectoryFacts:
+    """Return the facts of a directory by its config.json and the heads of its safetensors; `where` names it.
+
+    Raises ModelRefused, by the key or the tensor: for what is no decoder of text, for a model whose state is no KV
+    cache, and for damaged numbers.
+    """
+    architecture = read_architecture(config, where)
+    values = read_text_config(config)
+    for name, others in _ALIASES.items():
+        values.setdefault(name, next((values[other] for other in others if values.get(other) is not None), None))
+    reader = ConfigReader(values, where)
+    _refuse_other_models(reader, architecture)
+    layers, heads = reader.count("num_hidden_layers", most=MOST_LAYERS), reader.count("num_attention_heads")
+    hidden = reader.count("hidden_size")
+    _refuse_states(reader, tensors, where, layers)
+    keys, lengths, value_lengths = _read_kv(reader, heads, hidden)
+    kinds = reader.get("layer_types") or []
+    window = reader.count("sliding_window", default=1) if "sliding_attention" in kinds else 0
+    elements, reads, outside, head = _count_weights(reader, tensors, layers)
+    if not sum(elements):
+        raise ModelRefused(f"{where}: it has no tensors of layers that are known here. Choose another model.")
+    form = read_quantised_form(config, where)
+    vocabulary = reader.count("vocab_size")
+    return DirectoryFacts(
+        family=architecture,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        mlp=reader.count("intermediate_size", default=4 * hidden),
+        vocabulary_size=vocabulary,
+        context_length=reader.count("max_position_embeddings"),
+        memory=Memory.KV_CACHE,
+        kv_heads=(keys,) * layers,
+        key_lengths=(lengths,) * layers,
+        value_lengths=(value_lengths,) * layers,
+        windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds[:layers]) or (0,) * layers,
+        state_elements=(0,) * layers,
+        layer_elements=elements,
+        layer_reads=reads,
+        embedding_elements=outside,
+        head_elements=head,
+        weights_bytes=sum(_count_bytes(stored) for stored in tensors.values()),
+        stored=form or _label(tensors),
+        quantised=form,
+    )
+
+
+def read_quantised_form(config: Mapping[str, Any], where: str) -> str:
+    """Return how a model's weights are quantised, by transformers' name, "" where they are not. Raises ModelRefused."""
+    given = config.get("quantization_config") or read_text_config(config).get("quantization_config")
+    if not given:
+        return ""
+    method = given.get("quant_method") if isinstance(given, Mapping) else None
+    if isinstance(given, Mapping) and method is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
+        method = "bitsandbytes"
+    if not isinstance(method, str) or not method:
+        raise ModelRefused(f"{where}: quantization_config: it names no quant_method. Choose another model.")
+    return method
+
+
+def refuse_form(form: str, device: str, where: str) -> None:
+    """Refuse a quantised form that the packages here or the kind of device ("cpu" or "cuda") do not run. Raises
+    ModelRefused, which names what is missing."""
+    if form in _GPU_ONLY and device == "cpu":
+        raise ModelRefused(
+            f"{where}: quantization_config: transformers runs {form} on GPUs alone. Choose the model's weights in 16 "
+            "bits, or a CUDA device."
+        )
+    missing = [package for package in _PACKAGES.get(form, ()) if find_spec(package) is None]
+    if missing:
+        names = " ".join(name.replace("_", "-") for name in missing)
+        raise ModelRefused(
+            f"{where}: quantization_config: {form} needs {' and '.join(missing)}, which is not installed: "
+            f"pip install {names}"
+        )
+
+
+def refuse_without_transformers(why: str) -> None:
+    """Refuse what only transformers computes, `why` so, where it is not installed. Raises ModelRefused."""
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise ModelRefused(f"{why} transformers' own class runs it on torch: pip install 'outrider[torch]'")
+
+
+def _refuse_other_models(reader: ConfigReader, architecture: str) -> None:
+    if reader.flag("is_encoder_decoder"):
+        raise reader.build_refusal("is_encoder_decoder", "only decoders are served")
+    if not architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        raise reader.build_refusal("architectures", f"{architecture} is no decoder that says tokens")
+    if reader.flag("use_bidirectional_attention"):
+        raise reader.build_refusal("use_bidirectional_attention", "only causal attention is supported")
+
+
+def _refuse_states(reader: ConfigReader, tensors: Mapping[str, Stored], where: str, layers: int) -> None:
+    """Refuse a model that keeps more of a text than keys and values. Raises ModelRefused, by the key or the tensor."""
+    kinds = reader.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and len(kinds) >= layers):
+        raise reader.build_refusal("layer_types", f"it does not name a kind for each of {layers} layers")
+    other = next((kind for kind in kinds or () if kind not in _KEPT_LAYERS), None)
+    what = f"layer_types: {other!r}" if other is not None else next(filter(_STATES.search, tensors), None)
+    if what is not None:
+        raise ModelRefused(
+            f"{where}: {what}: the state of such a layer is no KV cache, and drafts cannot be taken back from it. "
+            "llama.cpp's library serves such models without drafts: convert it with convert_hf_to_gguf.py, and set "
+            "adapter: llama_cpp."
+        )
+
+
+def _read_kv(reader: ConfigReader, heads: int, hidden: int) -> tuple[int, int, int]:
+    """Return how many keys a layer keeps of a position, and the elements of a key and of a value. With latent attention
+    (DeepSeek) transformers keeps them expanded."""
+    if reader.get("kv_lora_rank"):
+        key = reader.count("qk_nope_head_dim") + reader.count("qk_rope_head_dim")
+        return heads, key, reader.count("v_head_dim", default=key)
+    kv_heads = 1 if reader.get("multi_query") is True else reader.count("num_key_value_heads", default=heads)
+    head_dim = reader.count("head_dim", default=max(1, hidden // heads))
+    return kv_heads, head_dim, reader.count("v_head_dim", default=head_dim)
+
+
+def _count_weights(
+    reader: ConfigReader, tensors: Mapping[str, Stored], layers: int
+) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
+    """Return the weights of each layer's matrices, how many of these one row meets, those outside layers, and those of
+    a head of its own."""
+    elements, routed, outside, head = [0] * layers, [0] * layers, 0, 0
+    for name, stored in tensors.items():
+        if _OTHER_HALVES.search(name) or len(stored.shape) < 2 or _SCALES.search(name):
+            continue
+        count = _count_elements(stored)
+        match = _IN_LAYER.search(name)
+        if match is None:
+            is_head = bool(_HEADS.search(name))
+            head += count if is_head else 0
+            outside += 0 if is_head else count
+        elif (layer := int(match[1])) < layers:  # those behind are for drafting alone (multi-token prediction)
+            elements[layer] += count
+            routed[layer] += count if _EXPERTS.search(name) else 0
+    share = _read_share(reader)
+    reads = [whole - of_experts + round(share * of_experts) for whole, of_experts in zip(elements, routed, strict=True)]
+    return tuple(elements), tuple(reads), outside, 0 if reader.flag("tie_word_embeddings") else head
+
+
+def _read_share(reader: ConfigReader) -> float:
+    """Return which part of a layer's experts a row meets."""
+    counts = [reader.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")]
+    experts = next((count for count in counts if isinstance(count, int) and count > 0), 0)
+    used = reader.get("num_experts_per_tok") or reader.get("moe_top_k") or 0
+    return min(1.0, used / experts) if experts and isinstance(used, int) and used > 0 else 1.0
+
+
+def _count_elements(stored: Stored) -> int:
+    """Return how many weights a tensor holds: of those that are packed, as if they had four bits."""
+    count = math.prod(stored.shape)
+    packed = stored.name.endswith(_PACKED) or (stored.kind == "U8" and stored.name.endswith("weight"))
+    return count * _ELEMENT_BITS.get(stored.kind, 8) // 4 if packed else count
+
+
+def _count_bytes(stored: Stored) -> int:
+    return math.prod(stored.shape) * _ELEMENT_BITS.get(stored.kind, 8) // 8
+
+
+def _label(tensors: Mapping[str, Stored]) -> str:
+    kinds: Sequence[str] = sorted({stored.kind for stored in tensors.values() if len(stored.shape) > 1})
+    return "+".join(_LABELS.get(kind, kind.lower()) for kind in kinds)

@@ -1,0 +1,295 @@
+"""Any decoder of transformers from its own directory: the library's class and loading, over our paged KV cache.
+
+A model's repository is data: its config.json and its safetensors are read, and no code of it ever runs
+(`trust_remote_code=False`). The class is asked once, with a few rows, what each layer keeps of a position and by which
+rule it looks at others; what cannot be computed over pages is refused then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Cache
+from transformers.utils import logging as library_logging
+
+from adapters.contract import DeviceLost, LayerRange, LoadOptions, ModelRefused, NumericalClass, Progress, Unsupported
+from adapters.decoder.hf_config import CONFIG_FILE
+from adapters.hf_directory import INDEX_FILE, read_all_tensors, read_json, title, weight_names
+from adapters.hf_facts import WIDENED, read_directory_facts, read_quantised_form, refuse_form
+from adapters.prepared_facts import model_spec, read_facts, write_facts
+from adapters.tokenizer_hf import vocabulary_texts
+from adapters.torch_device import attention
+from adapters.torch_device.attention import MASKED, KvPool, LayerKv, Rule, attending
+from adapters.torch_device.class_products import ClassProducts
+from adapters.torch_device.failures import classify_torch_failure
+from adapters.torch_device.model import BLOCK_TOKENS, DTYPES, TorchModel, count_blocks, shapes_for
+from adapters.torch_device.products import Products
+from adapters.torch_device.rank_link import RankPlace
+from adapters.torch_device.runner import ForwardRunner
+from device_profiles.workload import vocabulary_fingerprint
+
+LOADER: Final = "transformers"
+"""The fact of a prepared model that says who loads it."""
+_CODE: Final = "auto_map"
+"""The key of config.json that points at code of a model's repository."""
+_PROBED = 4  # rows of the forward that a class is asked with: more than one of each kind of shape. Not tuned.
+_HARMLESS = frozenset(
+    {
+        *("dropout", "sliding_window", "is_causal", "position_ids", "cache_position", "use_cache", "past_key_values"),
+        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep"),
+        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "token_type_ids"),
+    }
+)
+"""What classes tell their attention that changes nothing here: windows are in the rule, too."""
+_COMPUTED = frozenset({"scaling", "softcap", "s_aux"})
+
+
+def prepare_directory(source: Path, target: Path, progress: Progress) -> None:
+    """Write a model's facts, its config without what points at code, and links to its weights. Raises ModelRefused."""
+    config, where = read_json(source / CONFIG_FILE), title(source)
+    facts = read_directory_facts(config, read_all_tensors(source), where)
+    config.pop(_CODE, None)
+    (target / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+    _read_config(target, where)
+    names = {path.name for path in source.iterdir()}
+    weights = weight_names(source, names)
+    for name in weights:
+        (target / name).symlink_to((source / name).resolve())
+    if len(weights) > 1 or INDEX_FILE in names:
+        (target / INDEX_FILE).write_bytes((source / INDEX_FILE).read_bytes())
+    write_facts(
+        target,
+        {
+            "architecture": facts.family,
+            "name": where,
+            "loader": LOADER,
+            "layers": facts.layers,
+            "context_length": facts.context_length,
+            "vocabulary_size": facts.vocabulary_size,
+            "vocabulary_fingerprint": vocabulary_fingerprint(vocabulary_texts(source, facts.vocabulary_size)),
+            "weights": facts.stored,
+        },
+    )
+    progress(f"look at {where}", 1.0)
+
+
+def _read_config(prepared: Path, where: str) -> Any:
+    """Return transformers' own config. Raises ModelRefused where the installed version knows no such decoder."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import __version__ as version
+
+    try:
+        with _quietly():
+            known = AutoConfig.from_pretrained(prepared, trust_remote_code=False, local_files_only=True)
+        AutoModelForCausalLM._model_mapping[type(known)]
+    except (ValueError, KeyError) as error:
+        kind = read_json(prepared / CONFIG_FILE).get("model_type")
+        raise ModelRefused(
+            f"{where}: transformers {version}, which is installed, has no decoder for model_type {kind!r}, and code of "
+            "a model's repository is never run. Install a version that has it, or choose another model."
+        ) from error
+    except (StrictDataclassError, TypeError, AttributeError) as error:
+        raise ModelRefused(f"{where}: {CONFIG_FILE}: {_first_line(error)}. Choose another model.") from error
+    return known
+
+
+def load_network(prepared: Path, dtype: Any, device: Any, implementation: str) -> Any:
+    """Return the class of a prepared model with its weights on a device, with an implementation of attention.
+
+    Raises ModelRefused, which names the package, the tensor or the device that is missing, and torch's errors when
+    memory runs out.
+    """
+    where = read_facts(prepared)["name"]
+    config = read_json(prepared / CONFIG_FILE)
+    form = read_quantised_form(config, where)
+    refuse_form(form, device.type, where)
+    settings = _read_config(prepared, where)
+    if form in WIDENED and device.type == "cpu":
+        settings.quantization_config = {**settings.quantization_config, "dequantize": True}
+    with _quietly():
+        try:
+            network, told = AutoModelForCausalLM.from_pretrained(
+                prepared,
+                config=settings,
+                dtype=dtype,
+                attn_implementation=implementation,
+                experts_implementation="eager",
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever its integrations raise: of packages, devices, shapes
+            kind = f"transformers cannot load it ({type(error).__name__}: {_first_line(error)})"
+            raise ModelRefused(f"{where}: {kind}. Choose another model, or another runtime for it.") from error
+    lost = sorted(map(str, (*told["missing_keys"], *told["mismatched_keys"])))
+    left = sorted(told["unexpected_keys"]) if not form else []
+    if lost or left:
+        what = "has no fit tensor" if lost else "has a tensor that the class does not know,"
+        raise ModelRefused(f"{where}: it {what} {(lost or left)[0]}. The files do not belong together.")
+    return network.to(device).eval().requires_grad_(False)
+
+
+def load_decoder(
+    prepared: Path, options: LoadOptions, chosen: NumericalClass, layers: LayerRange, places: Sequence[RankPlace]
+) -> TorchModel:
+    """Load a prepared model, whole. Raises ModelRefused, Unsupported, DeviceLost."""
+    facts = read_facts(prepared)
+    where, whole = facts["name"], LayerRange(0, facts["layers"])
+    if len(places) > 1 or layers != whole:
+        raise Unsupported(
+            f"{where}: transformers' own class is loaded whole, on one device; leave out tensor_parallel and shards"
+        )
+    place = places[0]
+    device, dtype = torch.device(place.device.lower()), DTYPES[chosen.activations]
+    if place.threads:
+        torch.set_num_threads(place.threads)
+    attention.register()
+    try:
+        network = load_network(prepared, dtype, device, MASKED)
+        _refuse_class(network, where)
+        products = Products(device, chosen.activations, 0)
+        shapes = shapes_for(device.type, options.exactness, chosen.fixed_width)
+        own = ClassProducts(products, shapes)
+        own.place(network)
+        probe = _probe(network, device, where, facts["layers"])
+        own.pack()
+        kept = [probe.layers[layer] for layer in range(facts["layers"])]
+        token_bytes = sum(layer.elements for layer in kept) * dtype.itemsize
+        blocks = count_blocks(options, token_bytes)
+        memory = KvPool(kept, blocks=blocks, block=BLOCK_TOKENS, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise classify_torch_failure(error) from error
+    runner = ForwardRunner(
+        network,
+        memory,
+        block=BLOCK_TOKENS,
+        scratch_block=blocks,
+        windows=(),
+        device=device,
+        past=_NoPast(),
+        captures=not own.has_experts,
+    )
+    form = read_quantised_form(read_json(prepared / CONFIG_FILE), where)
+    widened = form in WIDENED and device.type == "cpu"
+    weights = f"{form}, held in {chosen.activations}" if widened else form
+    return TorchModel(
+        memory,
+        runner,
+        model_spec(facts, token_bytes),
+        options,
+        shapes_for(device.type, options.exactness, chosen.fixed_width, probe.heads_per_key),
+        weights=weights or products.describe_storage(facts["weights"]),
+        numerical_class=chosen,
+        layers=layers,
+    )
+
+
+class _NoPast(Cache):  # type: ignore[misc]  # transformers is untyped here
+    """What a class is told of earlier tokens: nothing, as our attention reads them itself. That there is a cache keeps
+    classes from taking the rows of several sequences for one text."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(self, key: Any, value: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Return the new rows' own."""
+        return key, value
+
+    def get_seq_length(self, *_: Any) -> int:
+        """See transformers.Cache."""
+        return 0
+
+    def get_query_offset(self, *_: Any) -> int:
+        """See transformers.Cache."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, *_: Any) -> tuple[int, int]:
+        """See transformers.Cache."""
+        return query_length, 0
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Stands behind the attention of a forward and notes what each layer keeps."""
+
+    layers: dict[int, LayerKv] = field(default_factory=dict)
+    heads_per_key: int = 1
+
+    def attend(self, module: Any, query: Any, key: Any, value: Any, rule: Rule | None, **options: Any) -> Any:
+        """Return zeros, (1, N, H, D). Raises ModelRefused for what is not computed over pages."""
+        given = {name for name, value in options.items() if value is not None}
+        if strange := sorted(given - _HARMLESS - _COMPUTED):
+            raise ModelRefused(f"its attention takes {strange[0]}")
+        layer = getattr(module, "layer_idx", None)
+        if not isinstance(layer, int) or layer in self.layers:
+            raise ModelRefused("a layer attends more than once, or does not say which layer it is")
+        if rule is None or getattr(module, "is_causal", True) is False or not _is_causal(rule, query.device):
+            raise ModelRefused("it looks at tokens behind the one that it is at, or has no mask")
+        heads, kv_heads = query.shape[1], key.shape[1]
+        if key.shape[2] != query.shape[2] or heads % kv_heads:
+            raise ModelRefused("a layer keeps something else than a key and a value of each token")
+        self.layers[layer] = LayerKv(kv_heads, key.shape[3], value.shape[3])
+        self.heads_per_key = max(self.heads_per_key, heads // kv_heads)
+        return torch.zeros((1, query.shape[2], heads, value.shape[3]), dtype=query.dtype, device=query.device)
+
+
+def _is_causal(rule: Rule, device: Any) -> bool:
+    places = torch.arange(_PROBED, device=device)
+    seen = rule(0, 0, places[:, None], places) & (places > places[:, None])
+    return not bool(seen.any())
+
+
+def _refuse_class(network: Any, where: str) -> None:
+    if getattr(network, "_is_stateful", False):
+        raise ModelRefused(
+            f"{where}: {type(network).__name__} keeps a state that is no KV cache. llama.cpp's library serves such models "
+            "without drafts: convert it with convert_hf_to_gguf.py, and set adapter: llama_cpp."
+        )
+
+
+def _probe(network: Any, device: Any, where: str, layers: int) -> _Probe:
+    """Return what the layers of a class keep, seen in a forward of a few rows. Raises ModelRefused."""
+    probe, wanted = _Probe(), torch.tensor([_PROBED - 1, 1], device=device)
+    places = torch.arange(_PROBED, device=device)[None]
+    shared = {"position_ids": places, "use_cache": False, "past_key_values": _NoPast(), "logits_to_keep": wanted}
+    name = type(network).__name__
+    try:
+        with torch.inference_mode(), attending(probe):
+            rows = network(input_ids=places, **shared).logits.shape[1]
+    except (torch.OutOfMemoryError, DeviceLost):
+        raise
+    except Exception as error:  # of any class there is
+        why = f"{name} is not run over a paged KV cache: {_first_line(error)}"
+        raise ModelRefused(f"{where}: {why}. Choose another model, or another runtime for it.") from error
+    if sorted(probe.layers) != list(range(layers)) or rows != len(wanted):
+        what = f"{len(probe.layers)} of {layers} layers attend by transformers' attention interface"
+        raise ModelRefused(f"{where}: {name} is not run over a paged KV cache: {what}. Choose another model.")
+    return probe
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the library from writing between our lines: what fails is told here."""
+    before, shown = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
+    library_logging.set_verbosity(library_logging.CRITICAL)
+    library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_logging.set_verbosity(before)
+        if shown:
+            library_logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    cause = error.__cause__ if error.__cause__ is not None else error
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[0].rstrip(".")

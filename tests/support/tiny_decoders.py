@@ -1,0 +1,109 @@
+"""Tiny random decoders of transformers, each as a directory: made by the library itself, with a fixed seed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from tests.support import tiny_models
+
+_BASE: dict[str, Any] = {
+    "vocab_size": tiny_models.VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+DECODERS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"model_type": "qwen3_moe", "decoder_sparse_step": 1, "norm_topk_prob": True} | _EXPERTS,
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "layer_types": _MIXED,
+        "sliding_window": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "phi3": {"model_type": "phi3", "sliding_window": 16, "head_dim": ..., "original_max_position_embeddings": 512},
+    "glm4": {"model_type": "glm4", "partial_rotary_factor": 0.5},
+    "glm": {"model_type": "glm", "partial_rotary_factor": 0.5},
+    "olmo2": {"model_type": "olmo2", "head_dim": ...},
+    "olmo3": {"model_type": "olmo3", "head_dim": ..., "layer_types": _MIXED, "sliding_window": 16},
+    "cohere": {"model_type": "cohere", "head_dim": ..., "logit_scale": 0.5},
+    "cohere2": {"model_type": "cohere2", "layer_types": _MIXED, "sliding_window": 16, "logit_scale": 0.5},
+    "starcoder2": {"model_type": "starcoder2", "head_dim": ..., "sliding_window": 16, "use_bias": True},
+    "granite": {"model_type": "granite", "head_dim": ..., "residual_multiplier": 0.8, "logits_scaling": 2.0},
+    "granitemoe": {
+        "model_type": "granitemoe",
+        "head_dim": ...,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "smollm3": {"model_type": "smollm3", "head_dim": ..., "no_rope_layers": [1, 0, 1]},
+    "ernie4_5": {"model_type": "ernie4_5"},
+    "exaone4": {"model_type": "exaone4", "layer_types": _MIXED, "sliding_window": 16},
+    "llama4_text": {
+        "model_type": "llama4_text",
+        "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+        "attention_chunk_size": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 96,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layers": [1, 0, 1],
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        "head_dim": ...,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 48,
+    },
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512},
+    "gpt_neox": {"model_type": "gpt_neox", "head_dim": ...},
+    "phi": {"model_type": "phi", "head_dim": ...},
+    "stablelm": {"model_type": "stablelm", "head_dim": ...},
+    "nemotron": {"model_type": "nemotron"},
+    "llama-biased": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+}
+
+
+def write_decoder(directory: Path, name: str, *, seed: int = 0, **changes: Any) -> Path:
+    """Write a tiny decoder and its tokenizer into `directory` and return it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    written = {**_BASE, **DECODERS[name], **changes}
+    settings = {key: value for key, value in written.items() if value is not ...}
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    torch.manual_seed(seed)
+    network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in network.parameters():  # the library's own first weights are all but zero
+            if parameter.ndim > 1:
+                parameter.normal_(std=1.6 / math.sqrt(parameter.shape[-1]))
+            else:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    network.save_pretrained(directory)
+    tiny_models.write_tokenizer(directory)
+    return directory
