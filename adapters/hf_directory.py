@@ -149,7 +149,7 @@ def open_weights(directory: Path, *, heads_only: bool = False, on_read: OnRead =
 
 
 def is_for_transformers(path: Path) -> bool:
-    """Whether a model is a directory that no graph here is made of. Raises ModelRefused where config.json is damaged."""
+    """Whether a model is a directory that no graph here is made of. Raises ModelRefused where it is damaged."""
     if not path.is_dir():
         return False
     try:

@@ -18,6 +18,7 @@ from adapters.decoder.facts import DecoderFacts, Memory
 from adapters.decoder.hf_config import ConfigReader, read_architecture, read_text_config
 from adapters.decoder.spec import MOST_LAYERS
 from adapters.safetensors_file import Stored
+from device_profiles.units import MIB
 
 _KEPT_LAYERS: Final = ("full_attention", "sliding_attention", "chunked_attention")
 """The kinds of layers, in `layer_types`, that keep keys and values and nothing else."""
@@ -61,6 +62,8 @@ _PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "vptq": ("vptq", _ACCELERATE),
 }
 """What transformers' integration of a quantised form imports (transformers/quantizers/quantizer_*.py of 5.23)."""
+LINKS_BYTES: Final = 64 * MIB
+"""What is prepared of such a model takes at the most: links to its weights, and its small files."""
 WIDENED: Final = ("compressed-tensors", "fp8", "mxfp4")
 """Forms that transformers widens to the activations' format where no kernel multiplies by them, as on processors."""
 

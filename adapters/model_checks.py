@@ -40,9 +40,9 @@ _CHOSEN_HERE, _CHOSEN_ELSEWHERE = "auto", ""
 
 def check_files(path: Path, file_bytes: int | None = None, adapter: str = "") -> DecoderSizes:
     """Check a GGUF file (of a split model the first) or a model directory, and return its sizes: a DecoderSpec where
-    our graphs compute it, GgufFacts where llama.cpp's library does, DirectoryFacts where transformers does. `file_bytes` of a file of which `path` is the
-    first part. `adapter`: what is to run it, "auto" where a plan chooses among those that are here, "" where it is not
-    known which those are.
+    our graphs compute it, GgufFacts where llama.cpp's library does, DirectoryFacts where transformers does.
+    `file_bytes` of a file of which `path` is the first part. `adapter`: what is to run it, "auto" where a plan chooses
+    among those that are here, "" where it is not known which those are.
 
     Raises ModelRefused, by the key, the tensor or the file, for all that would be refused when it is loaded, but for
     values of weights, and for what llama.cpp's library finds in its own models. Raises WrongLibrary.

@@ -1,4 +1,4 @@
-"""A decoder that only a library of its own computes, as its files describe it: sizes, and what it remembers of a text."""
+"""A decoder that only a library computes, as its files describe it: sizes, and what it remembers of a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DecoderFacts:
 
     `layer_elements`: weights of the layer's matrices; `layer_reads`: those that one row meets, fewer where there are
     experts. `embedding_elements`: weights outside the layers, but for a head of its own, which has `head_elements`.
-    `weights_bytes`: of the files. `stored`: what their format is called. `draft_outputs` is always 0: such files say all
+    `weights_bytes`: of the files. `stored`: what their format is called. `draft_outputs` is 0: such files say all
     tokens."""
 
     family: str

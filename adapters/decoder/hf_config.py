@@ -282,7 +282,7 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
 
 def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
     if reader.get("quantization_config"):
-        raise reader.refuse_conversion("quantization_config", "no graph here is made of weights that are quantised already")
+        raise reader.refuse_conversion("quantization_config", "no graph here is made of quantised weights")
     if reader.flag("use_bidirectional_attention"):
         raise reader.build_refusal("use_bidirectional_attention", "only causal attention is supported")
     for key in ("attention_bias", "mlp_bias"):

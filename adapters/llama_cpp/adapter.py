@@ -28,13 +28,13 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.decoder.draft_outputs import TABLE, choose_outputs, describe_copy
+from adapters.decoder.facts import Memory
 from adapters.decoder.gguf_blocks import can_read
 from adapters.decoder.gguf_keys import read_count
 from adapters.decoder.limits import refuse_directory
 from adapters.decoder.source import fingerprint_of
 from adapters.device_memory import read_host_memory
 from adapters.failures import classify_failure
-from adapters.decoder.facts import Memory
 from adapters.gguf_facts import read_facts as read_gguf_facts
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import find_files, list_names, read_model_header

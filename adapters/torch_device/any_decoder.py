@@ -251,8 +251,8 @@ def _is_causal(rule: Rule, device: Any) -> bool:
 def _refuse_class(network: Any, where: str) -> None:
     if getattr(network, "_is_stateful", False):
         raise ModelRefused(
-            f"{where}: {type(network).__name__} keeps a state that is no KV cache. llama.cpp's library serves such models "
-            "without drafts: convert it with convert_hf_to_gguf.py, and set adapter: llama_cpp."
+            f"{where}: {type(network).__name__} keeps a state that is no KV cache. llama.cpp's library serves such "
+            "models without drafts: convert it with convert_hf_to_gguf.py, and set adapter: llama_cpp."
         )
 
 

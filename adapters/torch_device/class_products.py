@@ -50,6 +50,7 @@ class ProductWeight:
         self._values, self._make, self._name = values, make, name
         self.shape, self.dtype, self.device, self.ndim = values.shape, values.dtype, values.device, values.ndim
         self._product: nn.Module | None = None
+        self._widened: ProductWeight | None = None
         self._experts: list[ProductWeight] = []
 
     def size(self, *places: int) -> Any:
@@ -60,15 +61,37 @@ class ProductWeight:
         """See torch.Tensor.dim."""
         return int(self.ndim)
 
+    def to(self, dtype: Any) -> ProductWeight:
+        """Return the matrix in a type, in which routers are computed. Raises ModelRefused for anything else."""
+        if not isinstance(dtype, torch.dtype):
+            raise ModelRefused(f"its class moves {self._name}")
+        if dtype is self.dtype:
+            return self
+        if self._widened is None:
+            self._widened = ProductWeight(self._values.to(dtype), self._make, self._name)
+            self._values = None
+        return self._widened
+
+    type = to
+
+    def float(self) -> ProductWeight:
+        """See torch.Tensor.float."""
+        return self.to(torch.float32)
+
     def __getitem__(self, place: Any) -> ProductWeight:
         """Return an expert's matrix. Raises ModelRefused for anything else of it."""
-        if self.ndim != 3 or not isinstance(place, int | torch.Tensor) or (
-            isinstance(place, torch.Tensor) and place.numel() != 1
+        if (
+            self.ndim != 3
+            or not isinstance(place, int | torch.Tensor)
+            or (isinstance(place, torch.Tensor) and place.numel() != 1)
         ):
             raise ModelRefused(f"its class does more with {self._name} than to multiply by it")
+        return self._list_experts()[int(place)]
+
+    def _list_experts(self) -> list[ProductWeight]:
         if not self._experts:
             self._experts = [ProductWeight(part, self._make, self._name) for part in self._values]
-        return self._experts[int(place)]
+        return self._experts
 
     def pack(self) -> None:
         """Let go of the matrices, all experts' at once, after one was used."""
@@ -106,6 +129,9 @@ class ProductWeight:
             return arguments[1]._multiplies(transposed=True)(arguments[0])
         if function is torch.addmm and isinstance(arguments[2], cls):
             return arguments[0] + arguments[2]._multiplies(transposed=True)(arguments[1])
+        if function is torch.bmm and isinstance(arguments[1], cls):
+            pairs = zip(arguments[0], arguments[1]._list_experts(), strict=True)
+            return torch.stack([expert._multiplies(transposed=True)(rows) for rows, expert in pairs])
         name = next((each._name for each in (*arguments, *given.values()) if isinstance(each, cls)), "a matrix")
         raise ModelRefused(f"its class computes {getattr(function, '__name__', function)} of {name}")
 
@@ -126,10 +152,10 @@ class ClassProducts:
                     setattr(parent, name, self._make(child.weight.data, child.bias))
                 elif "Linear" in type(child).__name__ and not list(child.children()):
                     setattr(parent, name, RaggedProduct(child, self._shapes.least_rows, self._shapes.product_tile))
-            if isinstance(parent, (*_TABLES, RaggedProduct)) or isinstance(parent, nn.Linear):
+            if isinstance(parent, (*_TABLES, RaggedProduct, nn.Linear)):
                 continue
             for name, value in list(parent.named_parameters(recurse=False)):
-                if value.ndim in (2, 3) and value.is_floating_point():
+                if value.ndim in (2, 3) and value.is_floating_point() and "bias" not in name:
                     delattr(parent, name)
                     self._weights.append(ProductWeight(value.data, self._make, f"{place}.{name}".lstrip(".")))
                     setattr(parent, name, self._weights[-1])

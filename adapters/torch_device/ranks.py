@@ -188,7 +188,9 @@ class SplitMemory:
         return f"{self._own.layout} + pages of {others} bytes"
 
     def list_page_bytes(self) -> tuple[int, ...]:
-        return tuple(size for size in (self._own.list_page_bytes()[0], *self._ranks.page_bytes) for _ in range(self._caches))
+        return tuple(
+            size for size in (self._own.list_page_bytes()[0], *self._ranks.page_bytes) for _ in range(self._caches)
+        )
 
     def read_blocks(self, cache: int, blocks: Sequence[int]) -> Any:
         rank, own = divmod(cache, self._caches)

@@ -178,9 +178,9 @@ def _next_power(count: int, least: int) -> int:
 
 class ForwardRunner:
     """Layers of a model on a device, one forward at a time. `windows` are the layers' sliding windows, () where the
-    model's class says itself what a row sees. `last`: they end with the model's last one, so that they give logits, else
-    hidden states. `past`: what the class is told of the tokens before, where it is to know more than their positions.
-    `captures`: whether forwards can be CUDA graphs."""
+    model's class says itself what a row sees. `last`: they end with the model's last one, so that they give logits,
+    else hidden states. `past`: what the class is told of the tokens before, beside positions. `captures`: whether
+    forwards can be CUDA graphs."""
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ import msgspec
 
 from adapters import registry
 from adapters.contract import Adapter, AdapterError, OutOfMemory, Unsupported
-from adapters.device_memory import DeviceMemory, read_device_memory, read_host_memory
 from adapters.decoder.facts import STATE_VALUE_BYTES
+from adapters.device_memory import DeviceMemory, read_device_memory, read_host_memory
 from adapters.gguf_facts import GgufFacts, read_facts
 from adapters.gguf_layer_bytes import read_layer_bytes
 from adapters.gguf_splits import read_model_header

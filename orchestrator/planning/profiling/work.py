@@ -16,6 +16,7 @@ from adapters import registry
 from adapters.contract import AdapterUnavailable, FilesInPlace, ModelRefused, Unsupported
 from adapters.device_memory import read_device_memory
 from adapters.hardware import hardware, runtime_version
+from adapters.hf_facts import DirectoryFacts
 from adapters.model_digests import digest_at_hand
 from adapters.model_source import check_model, refuse_runtime, resolve
 from adapters.model_store import ModelStore

@@ -23,6 +23,7 @@ from adapters.contract import (
 )
 from adapters.device_check import check_device
 from adapters.device_memory import read_host_memory
+from adapters.hf_facts import LINKS_BYTES, DirectoryFacts
 from adapters.model_checks import check_use
 from adapters.model_digests import digest_simulated_model, parse_simulated_script
 from adapters.model_identity import ModelIdentity
@@ -226,10 +227,12 @@ def _prepare_whole(
     file = find_model(options, store, progress)
     if ahead is not None and isinstance(adapter, FilesInPlace) and options.weights != DRAFT and not options.drafts:
         _read_ahead(adapter, file, effective_device(options.adapter, options.device), ahead)
-    check_model(file, adapter.name)  # before minutes of converting
+    sizes = check_model(file, adapter.name)  # before minutes of converting
     chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
     is_linked = isinstance(adapter, FilesInPlace) and (chosen is None or chosen.choice.weights != DRAFT)
     needed_bytes = adapter.prepared_bytes if isinstance(adapter, FilesInPlace) and is_linked else None
+    if isinstance(sizes, DirectoryFacts):
+        needed_bytes = LINKS_BYTES
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress, needed_bytes=needed_bytes)
     choice = chosen.choice if chosen else None
     return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, split, store)

@@ -1,0 +1,198 @@
+"""Any decoder of transformers on torch: what its own `generate` says, over our pages, with drafts and without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adapters import registry
+from adapters.contract import LoadOptions, ModelRefused, Precision, Segment, Unsupported
+from adapters.decoder.short_text import read_short_text
+from adapters.hf_directory import read_json
+from adapters.hf_facts import DirectoryFacts
+from adapters.invariance import find_variance
+from adapters.loaded_model import LayerRange
+from adapters.model_checks import check_files
+from orchestrator.protocol.commands import Submit
+from orchestrator.worker.measuring.class_trial import find_insanity
+from policies.sampling import Sampling
+from tests.support.loops import decode, loop_over, suffix
+from tests.support.tiny_decoders import DECODERS, write_decoder
+
+ADAPTER = registry.get("torch_device")
+OPTIONS = LoadOptions(slots=8, kv_cache_bytes=16 << 20, activations=Precision.FP32, threads=1)
+PROMPT = [int(token) for token in np.random.default_rng(4).integers(4, 260, 40)]
+TOKENS = 24
+# Those with experts, with sinks beside windows, with chunks, and with values that are shorter than keys; the others
+# differ from them by what their classes compute alone.
+QUICK = ("qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v3")
+
+
+def silent(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+def prepare(root: Path, name: str, **changes: Any) -> tuple[Path, Path]:
+    """A tiny decoder's directory, and what the adapter made of it."""
+    source, prepared = write_decoder(root / name, name, **changes), root / "prepared"
+    prepared.mkdir()
+    ADAPTER.prepare(source, prepared, silent)
+    return source, prepared
+
+
+def generate(source: Path, prompt: list[int], count: int) -> list[int]:
+    """What transformers itself says behind a prompt."""
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = torch.tensor([prompt])
+    options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    said = network.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+    return [int(token) for token in said[0, len(prompt) :]]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DECODERS]
+)
+def test_a_decoder_says_what_transformers_says_with_drafts_and_without(tmp_path, name):
+    """Greedy text, and the same beside others, drafted and sampled; the memory is what the head announced."""
+    source, prepared = prepare(tmp_path, name)
+    facts = check_files(source, adapter="torch_device")
+    assert isinstance(facts, DirectoryFacts)
+    model = ADAPTER.load(prepared, OPTIONS, silent)
+    assert model.spec.bytes_per_token == 4 * facts.count_kv_elements(facts.all_layers)
+    assert model.spec.layers == facts.layers
+    assert model.capabilities.weights == facts.stored == "fp32"
+    expected = generate(source, PROMPT, TOKENS)
+    assert len(set(expected)) > 1
+    submits = [
+        Submit(request_id="greedy", prompt=PROMPT, max_tokens=TOKENS, sampling=Sampling(0.0)),
+        Submit(request_id="sampled", prompt=PROMPT[:9], max_tokens=TOKENS, sampling=Sampling(0.9, seed=3)),
+        Submit(request_id="again", prompt=PROMPT * 2, max_tokens=TOKENS, sampling=Sampling(0.0)),
+    ]
+    plain = {submit.request_id: decode(loop_over(model, None), [submit])[0][submit.request_id] for submit in submits}
+    assert plain["greedy"] == expected
+    drafted, rounds = decode(loop_over(model, suffix()), submits)
+    assert drafted == plain
+    model.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["mixtral", *(pytest.param(name, marks=pytest.mark.slow) for name in DECODERS if name != "mixtral")]
+)
+def test_rows_keep_their_bits(tmp_path, name):
+    """Experts, too: an expert is met by any number of rows, one among them."""
+    _, prepared = prepare(tmp_path, name)
+    model = ADAPTER.load(prepared, OPTIONS, silent)
+    assert find_variance(model) == ""
+    model.close()
+
+
+def test_wrong_positions_would_be_seen_at_the_first_start(tmp_path):
+    """The text that a class is tried with is by transformers' own attention and cache."""
+    from adapters.torch_device.short_text import write_short_text
+
+    _, prepared = prepare(tmp_path, "olmo2")
+    write_short_text(prepared, tmp_path / "text.json")
+    text = read_short_text(tmp_path / "text.json")
+    assert text is not None
+    model = ADAPTER.load(prepared, OPTIONS, silent)
+    problem, agreement = find_insanity(model, text, model.forward([Segment(0, 0, [1], (0, 1))]).logits)
+    assert (problem, agreement) == ("", 1.0)
+    model.close()
+
+
+def change(**keys: Any) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
+        config = read_json(directory / "config.json") | keys
+        (directory / "config.json").write_text(json.dumps(config))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("harm", "adapter", "words"),
+    [
+        (change(), "openvino_rt", ["Olmo2ForCausalLM", "set adapter: torch_device"]),
+        (change(), "onnx_rt", ["set adapter: torch_device"]),
+        (change(layer_types=["linear_attention"] * 3), "torch_device", ["layer_types", "adapter: llama_cpp"]),
+        (change(is_encoder_decoder=True), "torch_device", ["is_encoder_decoder"]),
+        (change(architectures=["Olmo2ForSequenceClassification"]), "torch_device", ["no decoder"]),
+        (change(num_hidden_layers="3"), "torch_device", ["num_hidden_layers"]),
+        (change(max_position_embeddings=None), "torch_device", ["max_position_embeddings", "missing"]),
+        (change(quantization_config={"bits": 4}), "torch_device", ["quantization_config", "quant_method"]),
+        (change(quantization_config={"quant_method": "aqlm"}), "torch_device", ["aqlm", "pip install"]),
+    ],
+)
+def test_what_is_not_run_is_refused_by_the_head(tmp_path, harm, adapter, words):
+    source = write_decoder(tmp_path / "m", "olmo2")
+    harm(source)
+    with pytest.raises(ModelRefused) as caught:
+        check_files(source, adapter=adapter)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_of_a_repository_is_never_run(tmp_path):
+    """A class that only the repository has is refused; of one that the library has, its own is taken."""
+    source = write_decoder(tmp_path / "m", "olmo2")
+    code = "raise SystemExit('run')\n"
+    (source / "modeling_tomorrow.py").write_text(code)
+    change(auto_map={"AutoModelForCausalLM": "modeling_tomorrow.X", "AutoConfig": "modeling_tomorrow.C"})(source)
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    ADAPTER.prepare(source, prepared, silent)
+    assert not list(prepared.glob("*.py"))
+    ADAPTER.load(prepared, OPTIONS, silent).close()
+    change(model_type="tomorrow")(source)
+    with pytest.raises(ModelRefused, match=r"no decoder for model_type 'tomorrow', and code of a model's repository"):
+        ADAPTER.prepare(source, prepared, silent)
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path):
+    source, prepared = prepare(tmp_path, "olmo2")
+    for harm, words in (
+        ({"num_hidden_layers": 4}, "it has no fit tensor model.layers.3."),
+        ({"num_hidden_layers": 2}, "a tensor that the class does not know, model.layers.2."),
+        ({"intermediate_size": 95}, "it has no fit tensor|cannot load it"),
+    ):
+        written = read_json(source / "config.json") | harm
+        (prepared / "config.json").write_text(json.dumps(written))
+        with pytest.raises(ModelRefused, match=words):
+            ADAPTER.load(prepared, OPTIONS, silent)
+
+
+def test_layers_and_ranks_are_not_cut(tmp_path):
+    _, prepared = prepare(tmp_path, "olmo2")
+    with pytest.raises(Unsupported, match="loaded whole"):
+        ADAPTER.load_layers(prepared, OPTIONS, LayerRange(0, 2), silent)  # type: ignore[attr-defined]
+    with pytest.raises(Unsupported, match="loaded whole"):
+        ADAPTER.load(prepared, LoadOptions(activations=Precision.FP32, tensor_parallel=2), silent)
+    with pytest.raises(Unsupported, match="int8"):
+        ADAPTER.prepare(tmp_path / "olmo2", prepared, silent, Precision.INT8)
+
+
+def test_a_class_that_looks_ahead_or_attends_by_itself_is_refused(tmp_path):
+    """Bloom has no attention interface; Mamba's state is no KV cache, which its tensors show."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    for kind, own, words in (
+        ("bloom", {"n_head": 4, "n_layer": 2}, "BloomForCausalLM is not run over a paged KV cache"),
+        ("mamba", {"num_attention_heads": 1, "state_size": 8}, "the state of such a layer is no KV cache"),
+    ):
+        source, prepared = write_decoder(tmp_path / kind, "olmo2"), tmp_path / f"prepared-{kind}"
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**sizes, **own}))
+        network.save_pretrained(source)
+        change(max_position_embeddings=512, num_attention_heads=4)(source)
+        prepared.mkdir()
+        with pytest.raises(ModelRefused, match=words):
+            ADAPTER.prepare(source, prepared, silent)
+            ADAPTER.load(prepared, OPTIONS, silent)
