@@ -62,6 +62,7 @@ _PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "vptq": ("vptq", _ACCELERATE),
 }
 """What transformers' integration of a quantised form imports (transformers/quantizers/quantizer_*.py of 5.23)."""
+LOADED_WHOLE: Final = "transformers' own class runs this model, and is loaded whole, on one device"
 LINKS_BYTES: Final = 64 * MIB
 """What is prepared of such a model takes at the most: links to its weights, and its small files."""
 WIDENED: Final = ("compressed-tensors", "fp8", "mxfp4")

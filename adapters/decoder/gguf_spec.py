@@ -16,7 +16,6 @@ from typing import Any
 from adapters.contract import ModelRefused
 from adapters.decoder.gguf_blocks import can_read, type_name
 from adapters.decoder.gguf_keys import (
-    NotConvertible,
     find_key,
     read_count,
     read_number,
@@ -27,7 +26,7 @@ from adapters.decoder.gguf_keys import (
     refuse_unread_keys,
 )
 from adapters.decoder.rope import RopeRefused, extend_context, rope_from
-from adapters.decoder.spec import MOST_HEAD_DIM, MOST_LAYERS, DecoderSpec, Rope
+from adapters.decoder.spec import MOST_HEAD_DIM, MOST_LAYERS, DecoderSpec, NotConvertible, Rope
 from adapters.gguf_header import GgufArray, GgufHeader, GgufTensor
 
 ROPE_FACTORS = "rope_freqs.weight"

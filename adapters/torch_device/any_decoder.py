@@ -21,7 +21,7 @@ from transformers.utils import logging as library_logging
 from adapters.contract import DeviceLost, LayerRange, LoadOptions, ModelRefused, NumericalClass, Progress, Unsupported
 from adapters.decoder.hf_config import CONFIG_FILE
 from adapters.hf_directory import INDEX_FILE, read_all_tensors, read_json, title, weight_names
-from adapters.hf_facts import WIDENED, read_directory_facts, read_quantised_form, refuse_form
+from adapters.hf_facts import LOADED_WHOLE, WIDENED, read_directory_facts, read_quantised_form, refuse_form
 from adapters.prepared_facts import model_spec, read_facts, write_facts
 from adapters.tokenizer_hf import vocabulary_texts
 from adapters.torch_device import attention
@@ -114,7 +114,7 @@ def load_network(prepared: Path, dtype: Any, device: Any, implementation: str) -
         settings.quantization_config = {**settings.quantization_config, "dequantize": True}
     with _quietly():
         try:
-            network, told = AutoModelForCausalLM.from_pretrained(
+            network, loading = AutoModelForCausalLM.from_pretrained(
                 prepared,
                 config=settings,
                 dtype=dtype,
@@ -130,8 +130,8 @@ def load_network(prepared: Path, dtype: Any, device: Any, implementation: str) -
         except Exception as error:  # whatever its integrations raise: of packages, devices, shapes
             kind = f"transformers cannot load it ({type(error).__name__}: {_first_line(error)})"
             raise ModelRefused(f"{where}: {kind}. Choose another model, or another runtime for it.") from error
-    lost = sorted(map(str, (*told["missing_keys"], *told["mismatched_keys"])))
-    left = sorted(told["unexpected_keys"]) if not form else []
+    lost = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))
+    left = sorted(loading["unexpected_keys"]) if not form else []
     if lost or left:
         what = "has no fit tensor" if lost else "has a tensor that the class does not know,"
         raise ModelRefused(f"{where}: it {what} {(lost or left)[0]}. The files do not belong together.")
@@ -145,9 +145,7 @@ def load_decoder(
     facts = read_facts(prepared)
     where, whole = facts["name"], LayerRange(0, facts["layers"])
     if len(places) > 1 or layers != whole:
-        raise Unsupported(
-            f"{where}: transformers' own class is loaded whole, on one device; leave out tensor_parallel and shards"
-        )
+        raise Unsupported(f"{where}: {LOADED_WHOLE}; leave out tensor_parallel and shards")
     place = places[0]
     device, dtype = torch.device(place.device.lower()), DTYPES[chosen.activations]
     if place.threads:

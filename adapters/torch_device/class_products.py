@@ -16,30 +16,12 @@ from torch import nn
 from adapters.contract import ModelRefused
 from adapters.torch_device.plan import Shapes
 from adapters.torch_device.products import Products, TiledLinear
-from device_profiles.units import ceil_div
 
 _MULTIPLYING = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
 """Functions of rows and a matrix (inputs, outputs)."""
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
-
-
-class RaggedProduct(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """A product over as many rows as come, brought to `least` rows at least, in tiles of `tile` rows; 0: of all."""
-
-    def __init__(self, product: nn.Module, least: int, tile: int) -> None:
-        super().__init__()
-        self.product = TiledLinear(product, tile) if tile else product
-        self._least, self._tile = least, tile
-
-    def forward(self, rows: Any) -> Any:
-        """(..., inputs) to (..., outputs)."""
-        flat = rows.reshape(1, -1, rows.shape[-1])
-        count = flat.shape[1]
-        wanted = max(self._least, ceil_div(count, self._tile) * self._tile if self._tile else count)
-        if wanted > count:
-            flat = nn.functional.pad(flat, (0, 0, 0, wanted - count))
-        made = self.product(flat.contiguous())
-        return made[0, :count].view(*rows.shape[:-1], -1)
+_QUANTISED = "quantization_scheme"
+"""What compressed-tensors hangs on a linear layer whose weights it holds compressed."""
 
 
 class ProductWeight:
@@ -50,6 +32,7 @@ class ProductWeight:
         self._values, self._make, self._name = values, make, name
         self.shape, self.dtype, self.device, self.ndim = values.shape, values.dtype, values.device, values.ndim
         self._product: nn.Module | None = None
+        self._transposed = False
         self._widened: ProductWeight | None = None
         self._experts: list[ProductWeight] = []
 
@@ -99,17 +82,15 @@ class ProductWeight:
         if used is None:
             return
         for expert in self._experts:
-            expert._multiplies(transposed=used.transposed)
+            expert._multiplies(transposed=used._transposed)
         self._values = None
-
-    transposed = False
 
     def _multiplies(self, *, transposed: bool) -> nn.Module:
         if self._product is None:
-            self.transposed = transposed
+            self._transposed = transposed
             self._product = self._make(self._values.t().contiguous() if transposed else self._values.contiguous())
             self._values = None
-        elif transposed is not self.transposed:
+        elif transposed is not self._transposed:
             raise ModelRefused(f"its class multiplies by {self._name} and by its transpose")
         return self._product
 
@@ -144,21 +125,21 @@ class ClassProducts:
         self._products, self._shapes = products, shapes
         self._weights: list[ProductWeight] = []
 
-    def place(self, network: Any) -> None:
-        """Take the matrices out of a network, one after the other. Raises torch's errors when memory runs out."""
-        for place, parent in list(network.named_modules()):
-            for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear:
-                    setattr(parent, name, self._make(child.weight.data, child.bias))
-                elif "Linear" in type(child).__name__ and not list(child.children()):
-                    setattr(parent, name, RaggedProduct(child, self._shapes.least_rows, self._shapes.product_tile))
-            if isinstance(parent, (*_TABLES, RaggedProduct, nn.Linear)):
-                continue
-            for name, value in list(parent.named_parameters(recurse=False)):
-                if value.ndim in (2, 3) and value.is_floating_point() and "bias" not in name:
-                    delattr(parent, name)
-                    self._weights.append(ProductWeight(value.data, self._make, f"{place}.{name}".lstrip(".")))
-                    setattr(parent, name, self._weights[-1])
+    def place(self, network: Any, at: str = "") -> None:
+        """Take the matrices out of a network, or out of what stands `at` a place in it, one after the other. Raises
+        torch's errors when memory runs out."""
+        for name, child in list(network.named_children()):
+            if type(child) is nn.Linear and not hasattr(child, _QUANTISED):
+                setattr(network, name, self._make(child.weight.data, child.bias))
+            elif "Linear" in type(child).__name__ and not list(child.children()):
+                setattr(network, name, self._shape(child))
+            elif not isinstance(child, _TABLES):
+                self.place(child, f"{at}{name}.")
+        for name, value in list(network.named_parameters(recurse=False)):
+            if value.ndim in (2, 3) and value.is_floating_point() and "bias" not in name:
+                delattr(network, name)
+                self._weights.append(ProductWeight(value.data, self._make, f"{at}{name}"))
+                setattr(network, name, self._weights[-1])
 
     def pack(self) -> None:
         """Pack the experts that no row has met yet."""
@@ -171,5 +152,7 @@ class ClassProducts:
         return any(weight.ndim == 3 for weight in self._weights)
 
     def _make(self, weight: Any, bias: Any = None) -> nn.Module:
-        product = self._products.make(weight, None if bias is None else bias.data)
-        return RaggedProduct(product, self._shapes.least_rows, self._shapes.product_tile)
+        return self._shape(self._products.make(weight, None if bias is None else bias.data))
+
+    def _shape(self, product: nn.Module) -> nn.Module:
+        return TiledLinear(product, self._shapes.product_tile, self._shapes.least_rows)

@@ -10,6 +10,7 @@ from torch import nn
 from adapters.contract import Precision
 from adapters.torch_device.model import DTYPES
 from adapters.torch_device.weights import Affine, Float8Rows, Quantised
+from device_profiles.units import ceil_div
 
 _TILE_OUTPUTS = 16
 """torch's 4-bit kernel works in tiles of so many outputs."""
@@ -81,17 +82,24 @@ class PlainLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 class TiledLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """Another product in tiles of `tile` rows: a library that picks its kernel by the shape then sees one shape."""
+    """Another product in tiles of `tile` rows: a library that picks its kernel by the shape then sees one shape. Rows
+    are filled up to whole tiles, with no tile (0) to `least` of them."""
 
-    def __init__(self, product: nn.Module, tile: int) -> None:
+    def __init__(self, product: nn.Module, tile: int, least: int = 1) -> None:
         super().__init__()
-        self.product, self._tile = product, tile
+        self.product, self._tile, self._least = product, tile, least
 
     def forward(self, rows: Any) -> Any:
-        """(1, a multiple of the tile, inputs) to (1, the same, outputs)."""
-        if rows.shape[1] == self._tile:
-            return self.product(rows)
-        return torch.cat([self.product(part) for part in rows.split(self._tile, dim=1)], dim=1)
+        """(..., inputs) to (..., outputs)."""
+        flat = rows.reshape(1, -1, rows.shape[-1])
+        count = flat.shape[1]
+        wanted = ceil_div(count, self._tile) * self._tile if self._tile else max(count, self._least)
+        if wanted > count:
+            flat = nn.functional.pad(flat, (0, 0, 0, wanted - count))
+        parts = flat.split(self._tile, dim=1) if self._tile else (flat,)
+        made = [self.product(part) for part in parts]
+        joined = made[0] if len(made) == 1 else torch.cat(made, dim=1)
+        return joined[:, :count].reshape(*rows.shape[:-1], joined.shape[-1])
 
 
 def packs(dtype: Any) -> bool:

@@ -25,7 +25,7 @@ def write_short_text(prepared: Path, target: Path) -> None:
     network = load_network(prepared, torch.float32, torch.device("cpu"), "eager")
     tokens, count = seed_tokens(read_facts(prepared)["vocabulary_size"])
     with torch.inference_mode():
-        said = network.generate(
+        answer = network.generate(
             torch.tensor([tokens]),
             attention_mask=torch.ones((1, len(tokens)), dtype=torch.int64),
             max_new_tokens=count,
@@ -34,8 +34,8 @@ def write_short_text(prepared: Path, target: Path) -> None:
             output_logits=True,
             return_dict_in_generate=True,
         )
-    rows = log_softmax(np.concatenate([row.float().numpy() for row in said.logits]))
-    text = said.sequences[0].tolist()
+    rows = log_softmax(np.concatenate([row.float().numpy() for row in answer.logits]))
+    text = answer.sequences[0].tolist()
     new = text[len(tokens) :]
     scores = [float(row[token]) for row, token in zip(rows, new, strict=True)]
     save_short_text(ShortText(text, len(tokens), scores), target)

@@ -6,6 +6,7 @@ import os
 
 from adapters.contract import ModelRefused, cut_layers
 from adapters.decoder.spec import DecoderSizes, DecoderSpec, describe_too_many
+from adapters.hf_facts import LOADED_WHOLE, DirectoryFacts
 from adapters.names import LLAMA_CPP, OWN_ADAPTERS, SHARDING_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
 from device_profiles.device_names import CUDA_KIND, find_index, is_processor, list_rank_devices, split_device
@@ -305,6 +306,8 @@ def _check_shards(
     if model.static_shapes == "on":
         why = "graphs of fixed shape hold whole targets; leave one of static_shapes and this out"
         raise file.refuse(place, why)
+    if isinstance(decoder, DirectoryFacts):
+        raise file.refuse(place, f"{LOADED_WHOLE}; leave shards out")
     if decoder is not None:
         try:
             cut_layers([shard.layers for shard in model.shards], decoder.layers, model.source)
@@ -327,6 +330,8 @@ def _refuse_ranks(model: Target, decoder: DecoderSizes | None) -> str:
         return "graphs of fixed shape hold whole targets; leave one of static_shapes and tensor_parallel out"
     if model.shards:
         return "a target is in layer shards or its layers are split, not both; leave one of shards and this out"
+    if isinstance(decoder, DirectoryFacts):
+        return f"{LOADED_WHOLE}; leave tensor_parallel out"
     if isinstance(decoder, DecoderSpec) and model.tensor_parallel > decoder.most_ranks:
         return describe_too_many(decoder, model.tensor_parallel)
     return ""

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from adapters import model_checks
 from adapters.contract import LayerRange, LoadOptions, ModelRefused
+from adapters.decoder.facts import Memory
 from adapters.decoder.gguf_spec import read_gguf_spec
 from adapters.decoder.spec import DecoderSpec
-from adapters.decoder.facts import Memory
 from adapters.gguf_facts import GgufFacts, read_facts
 from adapters.gguf_header import read_header
 from adapters.libllama import VARIABLE
