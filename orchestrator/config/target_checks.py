@@ -306,13 +306,18 @@ def _check_shards(
     if model.static_shapes == "on":
         why = "graphs of fixed shape hold whole targets; leave one of static_shapes and this out"
         raise file.refuse(place, why)
-    if isinstance(decoder, DirectoryFacts):
-        raise file.refuse(place, f"{LOADED_WHOLE}; leave shards out")
     if decoder is not None:
         try:
-            cut_layers([shard.layers for shard in model.shards], decoder.layers, model.source)
+            _check_cut(model, decoder)
         except ModelRefused as error:
             raise file.refuse(place, error) from error
+
+
+def _check_cut(model: Target, decoder: DecoderSizes) -> None:
+    """Raise ModelRefused where a target's shards are not its layers."""
+    if isinstance(decoder, DirectoryFacts):
+        raise ModelRefused(f"{LOADED_WHOLE}; leave shards out")
+    cut_layers([shard.layers for shard in model.shards], decoder.layers, model.source)
 
 
 def _find_auto(model: Target | ModelDraft) -> str:
