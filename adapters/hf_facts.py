@@ -89,7 +89,7 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
     cache, and for damaged numbers.
     """
     architecture = read_architecture(config, where)
-    values = read_text_config(config)
+    values = read_text_config(config, where)
     for name, others in _ALIASES.items():
         values.setdefault(name, next((values[other] for other in others if values.get(other) is not None), None))
     reader = ConfigReader(values, where)
@@ -131,7 +131,7 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
 
 def read_quantised_form(config: Mapping[str, Any], where: str) -> str:
     """Return how a model's weights are quantised, by transformers' name, "" where they are not. Raises ModelRefused."""
-    given = config.get("quantization_config") or read_text_config(config).get("quantization_config")
+    given = config.get("quantization_config") or read_text_config(config, where).get("quantization_config")
     if not given:
         return ""
     method = given.get("quant_method") if isinstance(given, Mapping) else None
@@ -169,7 +169,10 @@ def _refuse_other_models(reader: ConfigReader, architecture: str) -> None:
     if reader.flag("is_encoder_decoder"):
         raise reader.build_refusal("is_encoder_decoder", "only decoders are served")
     if not architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
-        raise reader.build_refusal("architectures", f"{architecture} is no decoder that says tokens")
+        what = "no decoder that says tokens"
+        if reader.get("auto_map"):
+            what = "code in the model's repository (auto_map), and such code is never run"
+        raise reader.build_refusal("architectures", f"{architecture} is {what}")
     if reader.flag("use_bidirectional_attention"):
         raise reader.build_refusal("use_bidirectional_attention", "only causal attention is supported")
 

@@ -214,16 +214,17 @@ def read_architecture(config: Mapping[str, Any], where: str) -> str:
     raise ModelRefused(f"{where}: it names no architecture. Choose another model.")
 
 
-def read_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of the half that says tokens, where the model has several."""
+def read_text_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the keys of the half that says tokens, with what a family that is built in has where keys are left out.
+    Raises ModelRefused where no architecture is named."""
+    family = FAMILIES.get(read_architecture(config, where), Family(""))
     nested = config.get("text_config")
-    return dict(config) | (dict(nested) if isinstance(nested, Mapping) else {})
+    return dict(family.defaults) | dict(config) | (dict(nested) if isinstance(nested, Mapping) else {})
 
 
 def read_vocabulary_size(config: Mapping[str, Any], where: str) -> int:
     """Return how many tokens a model knows, of whatever family. Raises ModelRefused, by the key."""
-    family = FAMILIES.get(read_architecture(config, where), Family(""))
-    return ConfigReader(dict(family.defaults) | read_text_config(config), where).count("vocab_size")
+    return ConfigReader(read_text_config(config, where), where).count("vocab_size")
 
 
 def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpec]:
@@ -233,7 +234,7 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
     for what a family is not computed with here.
     """
     family = family_of(config, where)
-    reader = ConfigReader(dict(family.defaults) | read_text_config(config), where)
+    reader = ConfigReader(read_text_config(config, where), where)
     _refuse_unsupported(reader, family)
     layers, heads, hidden = (
         reader.count("num_hidden_layers", most=MOST_LAYERS),

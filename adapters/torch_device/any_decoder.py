@@ -124,6 +124,8 @@ def load_network(prepared: Path, dtype: Any, device: Any, implementation: str) -
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                # Integrations pick their kernels by where the weights come to lie; this needs accelerate, as they do.
+                device_map={"": device} if form and device.type != "cpu" else None,
             )
         except torch.OutOfMemoryError:
             raise
@@ -135,7 +137,7 @@ def load_network(prepared: Path, dtype: Any, device: Any, implementation: str) -
     if lost or left:
         what = "has no fit tensor" if lost else "has a tensor that the class does not know,"
         raise ModelRefused(f"{where}: it {what} {(lost or left)[0]}. The files do not belong together.")
-    return network.to(device).eval().requires_grad_(False)
+    return (network if form else network.to(device)).eval().requires_grad_(False)
 
 
 def load_decoder(

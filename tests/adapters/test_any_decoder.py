@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.worker.measuring.class_trial import find_insanity
 from policies.sampling import Sampling
 from tests.support.loops import decode, loop_over, suffix
-from tests.support.tiny_decoders import DECODERS, write_decoder
+from tests.support.tiny_decoders import DECODERS, quantise, write_decoder
 
 ADAPTER = registry.get("torch_device")
 OPTIONS = LoadOptions(slots=8, kv_cache_bytes=16 << 20, activations=Precision.FP32, threads=1)
@@ -110,6 +111,48 @@ def test_wrong_positions_would_be_seen_at_the_first_start(tmp_path):
     problem, agreement = find_insanity(model, text, model.forward([Segment(0, 0, [1], (0, 1))]).logits)
     assert (problem, agreement) == ("", 1.0)
     model.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "package"),
+    [
+        ("gpt_oss", "mxfp4", "torch"),
+        ("olmo2", "fp8", "accelerate"),
+        ("olmo2", "compressed-tensors", "compressed_tensors"),
+    ],
+)
+def test_a_quantised_checkpoint_is_the_model_that_it_was_made_of(tmp_path, name, form, package):
+    """On the processor it is widened, and rows keep their bits."""
+    pytest.importorskip(package)
+    source, prepared = prepare(tmp_path, name)
+    whole = ADAPTER.load(prepared, OPTIONS, silent)
+    expected = whole.forward([Segment(0, 0, PROMPT, (0, len(PROMPT)))]).logits.copy()
+    before = check_files(source, adapter="torch_device")
+    quantise(source, form)
+    facts = check_files(source, adapter="torch_device")
+    assert isinstance(facts, DirectoryFacts)
+    assert facts.matrix_elements == before.matrix_elements
+    assert facts.held_bytes >= 2 * facts.matrix_elements
+    narrow = tmp_path / "narrow"
+    narrow.mkdir()
+    ADAPTER.prepare(source, narrow, silent)
+    model = ADAPTER.load(narrow, OPTIONS, silent)
+    assert model.capabilities.weights == f"{form}, held in fp32"
+    rows = model.forward([Segment(0, 0, PROMPT, (0, len(PROMPT)))]).logits.copy()
+    assert 0.95 < np.corrcoef(rows.ravel(), expected.ravel())[0, 1] < 1.0
+    model.forward([Segment(1, 0, PROMPT[:-1], (0, 0)), Segment(2, 0, PROMPT[:5], (0, 1))])
+    last = model.forward([Segment(1, len(PROMPT) - 1, PROMPT[-1:], (0, 1))]).logits[0]
+    assert np.array_equal(last, rows[-1])
+    model.close()
+
+
+def test_a_quantised_checkpoint_of_a_built_in_family_names_the_package_that_it_needs(tmp_path, monkeypatch):
+    source = write_decoder(tmp_path / "m", "llama-biased", attention_bias=False, mlp_bias=False)
+    assert not isinstance(check_files(source, adapter="torch_device"), DirectoryFacts)
+    quantise(source, "fp8")
+    monkeypatch.setattr("adapters.hf_facts.find_spec", lambda name: None if name == "accelerate" else find_spec(name))
+    with pytest.raises(ModelRefused, match=r"fp8 needs accelerate, which is not installed: pip install accelerate"):
+        check_files(source, adapter="torch_device")
 
 
 def change(**keys: Any) -> Callable[[Path], None]:

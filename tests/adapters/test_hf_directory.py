@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from adapters.contract import ModelRefused
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.hf_directory import model_files, open_weights, read_json
-from adapters.model_source import resolve
+from adapters.model_source import check_source, resolve
 from adapters.model_store import ModelStore
 from adapters.safetensors_file import Stored, read_tensors
 from tests.adapters.test_model_store import CopyRecipe, Said
@@ -108,7 +108,7 @@ SHARD = "model-00002-of-00002.safetensors"
 def test_what_cannot_be_served_is_refused_by_name(tiny: Path, harm: Callable[[Path], None], words: list[str]) -> None:
     harm(tiny)
     with pytest.raises(ModelRefused) as caught:
-        resolve(str(tiny), Path())
+        check_source(str(tiny), Path(), "openvino_rt")
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)
 

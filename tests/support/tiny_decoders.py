@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,65 @@ def write_decoder(directory: Path, name: str, *, seed: int = 0, **changes: Any) 
     network.save_pretrained(directory)
     tiny_models.write_tokenizer(directory)
     return directory
+
+
+def quantise(directory: Path, form: str) -> None:
+    """Quantise a tiny decoder's layers in its files, by hand, as checkpoints of the hub are written: `form` is fp8,
+    compressed-tensors, or mxfp4, which is of experts alone."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if ".layers." in f".{name}"]:
+        values = tensors[name]
+        if form == "mxfp4" and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors |= _pack_mxfp4(name, tensors.pop(name))
+        elif form != "mxfp4" and values.ndim == 2 and name.endswith("proj.weight"):
+            if form == "fp8":
+                tiles = values.view(len(values) // _BLOCK, _BLOCK, -1, _BLOCK)
+                scales = tiles.abs().amax(dim=(1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+                tensors[name] = (tiles / scales[:, None, :, None]).view_as(values).to(torch.float8_e4m3fn)
+                tensors[f"{name}_scale_inv"] = scales
+            else:
+                scales = values.abs().amax(dim=1, keepdim=True) / 127
+                tensors[name] = (values / scales).round().to(torch.int8)
+                tensors[f"{name}_scale"] = scales
+    save_file(tensors, path, {"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": _FORMS[form]}))
+
+
+_BLOCK = 16
+_FORMS: dict[str, dict[str, Any]] = {
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [_BLOCK, _BLOCK]},
+    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+            }
+        },
+    },
+}
+# The values of OCP's MXFP4 (E2M1), by their pattern.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def _pack_mxfp4(name: str, values: Any) -> dict[str, Any]:
+    """Pack (experts, inputs, outputs) into pairs of patterns by blocks of 32 inputs, with an exponent for each."""
+    import torch
+
+    blocks = values.transpose(1, 2).reshape(len(values), values.shape[2], -1, 32)
+    exponents = torch.ceil(torch.log2(blocks.abs().amax(dim=-1) / _E2M1[-1]))
+    scaled = blocks / torch.exp2(exponents)[..., None]
+    patterns = (scaled.abs()[..., None] - torch.tensor(_E2M1)).abs().argmin(dim=-1) + 8 * (scaled < 0)
+    return {
+        f"{name}_blocks": (patterns[..., ::2] | patterns[..., 1::2] << 4).to(torch.uint8),
+        f"{name}_scales": (exponents + 127).to(torch.uint8),
+    }
