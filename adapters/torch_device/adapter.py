@@ -156,7 +156,7 @@ class TorchAdapter:
         from adapters.torch_device.weights import write_weights
 
         if is_for_transformers(source):
-            if weights not in (None, FAST):
+            if weights is not None:
                 raise Unsupported(f"weights in {weights}: transformers' own class has those of the file; use as_file")
             import_torch()
             from adapters.torch_device.any_decoder import prepare_directory

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Cache
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, Cache
+from transformers import __version__ as version
 from transformers.utils import logging as library_logging
 
 from adapters.contract import DeviceLost, LayerRange, LoadOptions, ModelRefused, NumericalClass, Progress, Unsupported
 from adapters.decoder.hf_config import CONFIG_FILE
-from adapters.hf_directory import INDEX_FILE, read_all_tensors, read_json, title, weight_names
+from adapters.hf_directory import INDEX_FILE, WHOLE_FILE, read_all_tensors, read_json, title, weight_names
 from adapters.hf_facts import LOADED_WHOLE, WIDENED, read_directory_facts, read_quantised_form, refuse_form
 from adapters.prepared_facts import model_spec, read_facts, write_facts
 from adapters.tokenizer_hf import vocabulary_texts
@@ -61,7 +62,7 @@ def prepare_directory(source: Path, target: Path, progress: Progress) -> None:
     weights = weight_names(source, names)
     for name in weights:
         (target / name).symlink_to((source / name).resolve())
-    if len(weights) > 1 or INDEX_FILE in names:
+    if weights != (WHOLE_FILE,):
         (target / INDEX_FILE).write_bytes((source / INDEX_FILE).read_bytes())
     write_facts(
         target,
@@ -81,22 +82,17 @@ def prepare_directory(source: Path, target: Path, progress: Progress) -> None:
 
 def _read_config(prepared: Path, where: str) -> Any:
     """Return transformers' own config. Raises ModelRefused where the installed version knows no such decoder."""
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import __version__ as version
-
-    try:
-        with _quietly():
-            known = AutoConfig.from_pretrained(prepared, trust_remote_code=False, local_files_only=True)
-        AutoModelForCausalLM._model_mapping[type(known)]
-    except (ValueError, KeyError) as error:
-        kind = read_json(prepared / CONFIG_FILE).get("model_type")
+    kind = read_json(prepared / CONFIG_FILE).get("model_type")
+    if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelRefused(
             f"{where}: transformers {version}, which is installed, has no decoder for model_type {kind!r}, and code of "
             "a model's repository is never run. Install a version that has it, or choose another model."
-        ) from error
-    except (StrictDataclassError, TypeError, AttributeError) as error:
+        )
+    try:
+        with _quietly():
+            return AutoConfig.from_pretrained(prepared, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # whatever the family's own checks raise
         raise ModelRefused(f"{where}: {CONFIG_FILE}: {_first_line(error)}. Choose another model.") from error
-    return known
 
 
 def load_network(prepared: Path, dtype: Any, device: Any, implementation: str) -> Any:
@@ -222,6 +218,7 @@ class _Probe:
     """Stands behind the attention of a forward and notes what each layer keeps."""
 
     layers: dict[int, LayerKv] = field(default_factory=dict)
+    keys: list[Any] = field(default_factory=list)
     heads_per_key: int = 1
 
     def attend(self, module: Any, query: Any, key: Any, value: Any, rule: Rule | None, **options: Any) -> Any:
@@ -238,6 +235,7 @@ class _Probe:
         if key.shape[2] != query.shape[2] or heads % kv_heads:
             raise ModelRefused("a layer keeps something else than a key and a value of each token")
         self.layers[layer] = LayerKv(kv_heads, key.shape[3], value.shape[3])
+        self.keys.append(key)
         self.heads_per_key = max(self.heads_per_key, heads // kv_heads)
         return torch.zeros((1, query.shape[2], heads, value.shape[3]), dtype=query.dtype, device=query.device)
 
@@ -258,13 +256,15 @@ def _refuse_class(network: Any, where: str) -> None:
 
 def _probe(network: Any, device: Any, where: str, layers: int) -> _Probe:
     """Return what the layers of a class keep, seen in a forward of a few rows. Raises ModelRefused."""
-    probe, wanted = _Probe(), torch.tensor([_PROBED - 1, 1], device=device)
-    places = torch.arange(_PROBED, device=device)[None]
-    shared = {"position_ids": places, "use_cache": False, "past_key_values": _NoPast(), "logits_to_keep": wanted}
+    probe, elsewhere = _Probe(), _Probe()
+    wanted, tokens = torch.tensor([_PROBED - 1, 1], device=device), torch.arange(_PROBED, device=device)[None]
+    shared = {"use_cache": False, "past_key_values": _NoPast(), "logits_to_keep": wanted}
     name = type(network).__name__
     try:
         with torch.inference_mode(), attending(probe):
-            rows = network(input_ids=places, **shared).logits.shape[1]
+            rows = network(input_ids=tokens, position_ids=tokens, **shared).logits.shape[1]
+        with torch.inference_mode(), attending(elsewhere):
+            network(input_ids=tokens, position_ids=tokens + 1, **shared)
     except (torch.OutOfMemoryError, DeviceLost):
         raise
     except Exception as error:  # of any class there is
@@ -272,6 +272,9 @@ def _probe(network: Any, device: Any, where: str, layers: int) -> _Probe:
         raise ModelRefused(f"{where}: {why}. Choose another model, or another runtime for it.") from error
     if sorted(probe.layers) != list(range(layers)) or rows != len(wanted):
         what = f"{len(probe.layers)} of {layers} layers attend by transformers' attention interface"
+        raise ModelRefused(f"{where}: {name} is not run over a paged KV cache: {what}. Choose another model.")
+    if all(torch.equal(key, other) for key, other in zip(probe.keys, elsewhere.keys, strict=True)):
+        what = "its keys do not follow the positions that it is given"
         raise ModelRefused(f"{where}: {name} is not run over a paged KV cache: {what}. Choose another model.")
     return probe
 
