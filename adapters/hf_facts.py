@@ -27,8 +27,14 @@ _STATES: Final = re.compile(
 )
 """Tensors of layers that have a state: state-space models, linear attention, short convolutions, RWKV."""
 _IN_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)")
+_PROJECTION: Final = re.compile(
+    r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(?:self_attn|attn|attention)\.([kv])_proj\.weight(?:_packed)?$"
+)
 _HEADS: Final = re.compile(r"(?:^|\.)(lm_head|embed_out|output_layer)\.")
-_OTHER_HALVES: Final = re.compile(r"(?:^|\.)(vision\w*|visual|multi_modal_projector|audio\w*|mm_projector)\.")
+OTHER_HALVES: Final = re.compile(
+    r"(?:^|\.)(vision\w*|visual|multi_modal_projector|patch_merger|audio\w*|embed_vision|embed_audio|mm_projector)\."
+)
+"""Tensors of the halves of a model that see and hear."""
 _EXPERTS: Final = re.compile(r"\.experts(\.|$)")
 _ALIASES: Final = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -62,6 +68,10 @@ _PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "vptq": ("vptq", _ACCELERATE),
 }
 """What transformers' integration of a quantised form imports (transformers/quantizers/quantizer_*.py of 5.23)."""
+GGUF_WAY_OUT: Final = (
+    "llama.cpp's library may serve it, without drafts: convert it with convert_hf_to_gguf.py, and set adapter: "
+    "llama_cpp."
+)
 LOADED_WHOLE: Final = "transformers' own class runs this model, and is loaded whole, on one device"
 LINKS_BYTES: Final = 64 * MIB
 """What is prepared of such a model takes at the most: links to its weights, and its small files."""
@@ -94,10 +104,11 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
         values.setdefault(name, next((values[other] for other in others if values.get(other) is not None), None))
     reader = ConfigReader(values, where)
     _refuse_other_models(reader, architecture)
+    tensors = {name: stored for name, stored in tensors.items() if not OTHER_HALVES.search(name)}
     layers, heads = reader.count("num_hidden_layers", most=MOST_LAYERS), reader.count("num_attention_heads")
     hidden = reader.count("hidden_size")
     _refuse_states(reader, tensors, where, layers)
-    keys, lengths, value_lengths = _read_kv(reader, heads, hidden)
+    kept = _read_kv(reader, tensors, layers, heads, hidden)
     kinds = reader.get("layer_types") or []
     window = reader.count("sliding_window", default=1) if "sliding_attention" in kinds else 0
     elements, reads, outside, head = _count_weights(reader, tensors, layers)
@@ -114,9 +125,9 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
         vocabulary_size=vocabulary,
         context_length=reader.count("max_position_embeddings"),
         memory=Memory.KV_CACHE,
-        kv_heads=(keys,) * layers,
-        key_lengths=(lengths,) * layers,
-        value_lengths=(value_lengths,) * layers,
+        kv_heads=tuple(kv_heads for kv_heads, _, _ in kept),
+        key_lengths=tuple(key for _, key, _ in kept),
+        value_lengths=tuple(value for _, _, value in kept),
         windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds[:layers]) or (0,) * layers,
         state_elements=(0,) * layers,
         layer_elements=elements,
@@ -173,7 +184,7 @@ def _refuse_other_models(reader: ConfigReader, architecture: str) -> None:
         if reader.get("auto_map"):
             what = "code in the model's repository (auto_map), and such code is never run"
         raise reader.build_refusal("architectures", f"{architecture} is {what}")
-    if reader.flag("use_bidirectional_attention"):
+    if reader.get("use_bidirectional_attention") in (True, "all"):
         raise reader.build_refusal("use_bidirectional_attention", "only causal attention is supported")
 
 
@@ -186,21 +197,33 @@ def _refuse_states(reader: ConfigReader, tensors: Mapping[str, Stored], where: s
     what = f"layer_types: {other!r}" if other is not None else next(filter(_STATES.search, tensors), None)
     if what is not None:
         raise ModelRefused(
-            f"{where}: {what}: the state of such a layer is no KV cache, and drafts cannot be taken back from it. "
-            "llama.cpp's library serves such models without drafts: convert it with convert_hf_to_gguf.py, and set "
-            "adapter: llama_cpp."
+            f"{where}: {what}: such a layer keeps more of a text than keys and values (a state, an index), and is not "
+            f"run over a paged KV cache. {GGUF_WAY_OUT}"
         )
 
 
-def _read_kv(reader: ConfigReader, heads: int, hidden: int) -> tuple[int, int, int]:
-    """Return how many keys a layer keeps of a position, and the elements of a key and of a value. With latent attention
-    (DeepSeek) transformers keeps them expanded."""
+def _read_kv(
+    reader: ConfigReader, tensors: Mapping[str, Stored], layers: int, heads: int, hidden: int
+) -> list[tuple[int, int, int]]:
+    """Return how many keys each layer keeps of a position, and the elements of a key and of a value: by the layer's
+    projections where it has some, as families have other keys for them in config.json. With latent attention (DeepSeek)
+    transformers keeps keys expanded."""
     if reader.get("kv_lora_rank"):
         key = reader.count("qk_nope_head_dim") + reader.count("qk_rope_head_dim")
-        return heads, key, reader.count("v_head_dim", default=key)
+        return [(heads, key, reader.count("v_head_dim", default=key))] * layers
     kv_heads = 1 if reader.get("multi_query") is True else reader.count("num_key_value_heads", default=heads)
     head_dim = reader.count("head_dim", default=max(1, hidden // heads))
-    return kv_heads, head_dim, reader.count("v_head_dim", default=head_dim)
+    kept = [(kv_heads, head_dim, reader.count("v_head_dim", default=head_dim))] * layers
+    rows: dict[int, dict[str, int]] = {}
+    for name, stored in tensors.items():
+        match = _PROJECTION.search(name)
+        if match and int(match[1]) < layers and len(stored.shape) == 2 and stored.kind != "U8":
+            rows.setdefault(int(match[1]), {})[match[2]] = stored.shape[0]
+    for layer, own in rows.items():
+        if keys := own.get("k"):  # without a projection of values these are the keys
+            count = kv_heads if keys % kv_heads == own.get("v", keys) % kv_heads == 0 else 1
+            kept[layer] = (count, keys // count, own.get("v", keys) // count)
+    return kept
 
 
 def _count_weights(
@@ -210,7 +233,7 @@ def _count_weights(
     a head of its own."""
     elements, routed, outside, head = [0] * layers, [0] * layers, 0, 0
     for name, stored in tensors.items():
-        if _OTHER_HALVES.search(name) or len(stored.shape) < 2 or _SCALES.search(name):
+        if len(stored.shape) < 2 or _SCALES.search(name):
             continue
         count = _count_elements(stored)
         match = _IN_LAYER.search(name)
@@ -223,7 +246,7 @@ def _count_weights(
             routed[layer] += count if _EXPERTS.search(name) else 0
     share = _read_share(reader)
     reads = [whole - of_experts + round(share * of_experts) for whole, of_experts in zip(elements, routed, strict=True)]
-    return tuple(elements), tuple(reads), outside, 0 if reader.flag("tie_word_embeddings") else head
+    return tuple(elements), tuple(reads), outside, head
 
 
 def _read_share(reader: ConfigReader) -> float:

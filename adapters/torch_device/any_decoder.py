@@ -22,7 +22,15 @@ from transformers.utils import logging as library_logging
 from adapters.contract import DeviceLost, LayerRange, LoadOptions, ModelRefused, NumericalClass, Progress, Unsupported
 from adapters.decoder.hf_config import CONFIG_FILE
 from adapters.hf_directory import INDEX_FILE, WHOLE_FILE, read_all_tensors, read_json, title, weight_names
-from adapters.hf_facts import LOADED_WHOLE, WIDENED, read_directory_facts, read_quantised_form, refuse_form
+from adapters.hf_facts import (
+    GGUF_WAY_OUT,
+    LOADED_WHOLE,
+    OTHER_HALVES,
+    WIDENED,
+    read_directory_facts,
+    read_quantised_form,
+    refuse_form,
+)
 from adapters.prepared_facts import model_spec, read_facts, write_facts
 from adapters.tokenizer_hf import vocabulary_texts
 from adapters.torch_device import attention
@@ -39,6 +47,12 @@ LOADER: Final = "transformers"
 """The fact of a prepared model that says who loads it."""
 _CODE: Final = "auto_map"
 """The key of config.json that points at code of a model's repository."""
+_OF_HALVES: Final = {
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^model\.language_model\.": "model.",
+}
+"""How files of several halves name what the class of the one that says tokens names otherwise."""
 _PROBED = 4  # rows of the forward that a class is asked with: more than one of each kind of shape. Not tuned.
 _HARMLESS = frozenset(
     {
@@ -56,6 +70,7 @@ def prepare_directory(source: Path, target: Path, progress: Progress) -> None:
     config, where = read_json(source / CONFIG_FILE), title(source)
     facts = read_directory_facts(config, read_all_tensors(source), where)
     config.pop(_CODE, None)
+    config = _choose_half(config, has_head=facts.head_elements > 0)
     (target / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
     _read_config(target, where)
     names = {path.name for path in source.iterdir()}
@@ -80,10 +95,26 @@ def prepare_directory(source: Path, target: Path, progress: Progress) -> None:
     progress(f"look at {where}", 1.0)
 
 
+def _choose_half(config: dict[str, Any], *, has_head: bool) -> dict[str, Any]:
+    """Return the config of the half that says tokens where a model has several and the library a class for that alone:
+    what sees and hears is not loaded then. `has_head`: the files have an output layer, which the whole's config says
+    nothing reliable of."""
+    half = config.get("text_config")
+    if not isinstance(half, dict) or not _is_decoder(half.get("model_type")):
+        return config
+    outer = {key: config[key] for key in ("architectures", "quantization_config") if key in config}
+    chosen = {**half, **outer, "tie_word_embeddings": not has_head}
+    return {key: value for key, value in chosen.items() if key != _CODE}
+
+
+def _is_decoder(kind: object) -> bool:
+    return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
 def _read_config(prepared: Path, where: str) -> Any:
     """Return transformers' own config. Raises ModelRefused where the installed version knows no such decoder."""
     kind = read_json(prepared / CONFIG_FILE).get("model_type")
-    if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not _is_decoder(kind):
         raise ModelRefused(
             f"{where}: transformers {version}, which is installed, has no decoder for model_type {kind!r}, and code of "
             "a model's repository is never run. Install a version that has it, or choose another model."
@@ -120,16 +151,21 @@ def load_network(prepared: Path, dtype: Any, device: Any, implementation: str) -
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                key_mapping=_OF_HALVES,
                 # Integrations pick their kernels by where the weights come to lie; this needs accelerate, as they do.
                 device_map={"": device} if form and device.type != "cpu" else None,
             )
         except torch.OutOfMemoryError:
             raise
+        except KeyError as error:  # a class that looks its attention up among its own
+            if MASKED not in error.args:
+                raise
+            raise ModelRefused(f"{where}: its class has attention of its own. Choose another model.") from error
         except Exception as error:  # whatever its integrations raise: of packages, devices, shapes
             kind = f"transformers cannot load it ({type(error).__name__}: {_first_line(error)})"
             raise ModelRefused(f"{where}: {kind}. Choose another model, or another runtime for it.") from error
     lost = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))
-    left = sorted(loading["unexpected_keys"]) if not form else []
+    left = sorted(name for name in loading["unexpected_keys"] if not form and not OTHER_HALVES.search(name))
     if lost or left:
         what = "has no fit tensor" if lost else "has a tensor that the class does not know,"
         raise ModelRefused(f"{where}: it {what} {(lost or left)[0]}. The files do not belong together.")
@@ -248,10 +284,7 @@ def _is_causal(rule: Rule, device: Any) -> bool:
 
 def _refuse_class(network: Any, where: str) -> None:
     if getattr(network, "_is_stateful", False):
-        raise ModelRefused(
-            f"{where}: {type(network).__name__} keeps a state that is no KV cache. llama.cpp's library serves such "
-            "models without drafts: convert it with convert_hf_to_gguf.py, and set adapter: llama_cpp."
-        )
+        raise ModelRefused(f"{where}: {type(network).__name__} keeps a state that is no KV cache. {GGUF_WAY_OUT}")
 
 
 def _probe(network: Any, device: Any, where: str, layers: int) -> _Probe:
@@ -268,7 +301,8 @@ def _probe(network: Any, device: Any, where: str, layers: int) -> _Probe:
     except (torch.OutOfMemoryError, DeviceLost):
         raise
     except Exception as error:  # of any class there is
-        why = f"{name} is not run over a paged KV cache: {_first_line(error)}"
+        what = "" if isinstance(error, ModelRefused) else "it does what no interface of transformers tells: "
+        why = f"{name} is not run over a paged KV cache: {what}{_first_line(error)}"
         raise ModelRefused(f"{where}: {why}. Choose another model, or another runtime for it.") from error
     if sorted(probe.layers) != list(range(layers)) or rows != len(wanted):
         what = f"{len(probe.layers)} of {layers} layers attend by transformers' attention interface"

@@ -152,7 +152,9 @@ class ClassProducts:
         return any(weight.ndim == 3 for weight in self._weights)
 
     def _make(self, weight: Any, bias: Any = None) -> nn.Module:
-        return self._shape(self._products.make(weight, None if bias is None else bias.data))
+        product = self._shape(self._products.make(weight, None if bias is None else bias.data))
+        product.weight = weight.new_empty(0)  # classes look at its type
+        return product
 
     def _shape(self, product: nn.Module) -> nn.Module:
         return TiledLinear(product, self._shapes.product_tile, self._shapes.least_rows)

@@ -24,7 +24,7 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.worker.measuring.class_trial import find_insanity
 from policies.sampling import Sampling
 from tests.support.loops import decode, loop_over, suffix
-from tests.support.tiny_decoders import DECODERS, quantise, write_decoder
+from tests.support.tiny_decoders import DECODERS, quantise, write_decoder, write_seeing_decoder
 
 ADAPTER = registry.get("torch_device")
 OPTIONS = LoadOptions(slots=8, kv_cache_bytes=16 << 20, activations=Precision.FP32, threads=1)
@@ -110,6 +110,23 @@ def test_wrong_positions_would_be_seen_at_the_first_start(tmp_path):
     model = ADAPTER.load(prepared, OPTIONS, silent)
     problem, agreement = find_insanity(model, text, model.forward([Segment(0, 0, [1], (0, 1))]).logits)
     assert (problem, agreement) == ("", 1.0)
+    model.close()
+
+
+def test_of_a_model_that_sees_the_half_that_says_tokens_is_loaded(tmp_path):
+    from transformers import AutoModelForImageTextToText
+
+    source, prepared = write_seeing_decoder(tmp_path / "m"), tmp_path / "prepared"
+    prepared.mkdir()
+    facts = check_files(source, adapter="torch_device")
+    ADAPTER.prepare(source, prepared, silent)
+    model = ADAPTER.load(prepared, OPTIONS, silent)
+    assert model.spec.bytes_per_token == 4 * facts.count_kv_elements(facts.all_layers)
+    whole = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        expected = whole.eval()(input_ids=torch.tensor([PROMPT])).logits[0].numpy()
+    rows = model.forward([Segment(0, 0, PROMPT, (0, len(PROMPT)))]).logits
+    assert np.abs(rows - expected).max() < 1e-4
     model.close()
 
 
@@ -231,7 +248,11 @@ def test_a_class_that_looks_ahead_or_attends_by_itself_is_refused(tmp_path):
     sizes = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512}
     for kind, own, words in (
         ("bloom", {"n_head": 4, "n_layer": 2}, "BloomForCausalLM is not run over a paged KV cache"),
-        ("mamba", {"num_attention_heads": 1, "state_size": 8}, "the state of such a layer is no KV cache"),
+        (
+            "mamba",
+            {"num_attention_heads": 1, "state_size": 8},
+            "such a layer keeps more of a text than keys and values",
+        ),
     ):
         source, prepared = write_decoder(tmp_path / kind, "olmo2"), tmp_path / f"prepared-{kind}"
         from transformers import AutoConfig, AutoModelForCausalLM

@@ -72,7 +72,7 @@ def test_a_row_meets_the_experts_that_it_is_routed_to():
 def test_a_state_that_is_no_kv_cache_is_refused_by_its_tensor(name):
     config = tiny_models.config_of("qwen3", architectures=["TomorrowForCausalLM"])
     tensors = list_tensors(config) | {name: Stored(name, Path("m.safetensors"), "BF16", (4, 4), 0)}
-    with pytest.raises(ModelRefused, match=rf"{name}: the state .* adapter: llama_cpp"):
+    with pytest.raises(ModelRefused, match=rf"{name}: such a layer keeps more .* adapter: llama_cpp"):
         read_directory_facts(config, tensors, "m")
 
 

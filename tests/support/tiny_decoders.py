@@ -107,15 +107,38 @@ def write_decoder(directory: Path, name: str, *, seed: int = 0, **changes: Any) 
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(seed)
     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _draw(network)
+    network.save_pretrained(directory)
+    tiny_models.write_tokenizer(directory)
+    return directory
+
+
+def write_seeing_decoder(directory: Path) -> Path:
+    """Write a tiny Mistral Small 3, with the half that sees, and return it. Its output layer is the embedding."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    half = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sees = {"model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 16} | half
+    config = AutoConfig.for_model("mistral3", text_config=_BASE | {"model_type": "mistral"}, vision_config=sees)
+    torch.manual_seed(0)
+    network = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    _draw(network)
+    network.save_pretrained(directory)
+    tiny_models.write_tokenizer(directory)
+    return directory
+
+
+def _draw(network: Any) -> None:
+    """Give a network weights of a size at which its texts vary; the library's own first ones are all but zero."""
+    import torch
+
     with torch.no_grad():
-        for parameter in network.parameters():  # the library's own first weights are all but zero
+        for parameter in network.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=1.6 / math.sqrt(parameter.shape[-1]))
             else:
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    network.save_pretrained(directory)
-    tiny_models.write_tokenizer(directory)
-    return directory
 
 
 def quantise(directory: Path, form: str) -> None:
