@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from adapters.contract import ModelRefused
 
@@ -206,14 +206,26 @@ def _attend_paged(
             keys, values = keys.expand(tiles, -1, -1, -1), values.expand(tiles, -1, -1, -1)
         mask = paged.mask(index, window, per_key)
         if softcap is None and s_aux is None:
-            mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+            queries, keys, values, wide = _widen(queries, keys, values)
+            mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)[..., :wide]
         else:
             sinks = None if s_aux is None else s_aux.view(1, kv_heads, per_key, 1).repeat_interleave(tile, dim=2)
             mixed = _attend_by_products(queries, keys, values, mask, scaling, softcap, sinks)
-        mixed = mixed.view(tiles, kv_heads, per_key, tile, -1).permute(0, 3, 1, 2, 4)
+        mixed = mixed.reshape(tiles, kv_heads, per_key, tile, -1).permute(0, 3, 1, 2, 4)
         made.append(mixed.reshape(tiles * tile, heads, -1))
     joined = made[0] if len(made) == 1 else torch.cat(made)
     return joined[paged.sources][None]
+
+
+def _widen(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, int]:
+    """Return them with heads of one length, filled up with zeros, which add exactly zero, and the values' own length:
+    kernels that keep a row's bits take no others (latent attention has short values)."""
+    size, own = query.shape[3], value.shape[3]
+    if own < size:
+        value = pad(value, (0, size - own))
+    elif own > size:
+        query, key = pad(query, (0, own - size)), pad(key, (0, own - size))
+    return query, key, value, own
 
 
 def _attend_by_products(

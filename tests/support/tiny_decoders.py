@@ -24,7 +24,7 @@ _BASE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
-_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 DECODERS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"model_type": "qwen3_moe", "decoder_sparse_step": 1, "norm_topk_prob": True} | _EXPERTS,
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
@@ -73,12 +73,12 @@ DECODERS: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 16,
         "v_head_dim": 16,
-        "n_routed_experts": 8,
+        "n_routed_experts": 32,
         "num_experts_per_tok": 2,
         "n_group": 2,
         "topk_group": 1,
         "first_k_dense_replace": 1,
-        "moe_intermediate_size": 48,
+        "moe_intermediate_size": 64,
     },
     "gpt2": {
         "model_type": "gpt2",
