@@ -18,7 +18,7 @@ from adapters.contract import LoadedModel, StaticShapes
 from adapters.libllama import find_mainline
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.library import load_library
-from tests.support import tiny_models, vulkan
+from tests.support import tiny_decoders, tiny_models, vulkan
 from tests.support.conformance import ADAPTERS, DEVICES
 from tests.support.failing import poison
 from tests.support.first_layers import write_first_layers
@@ -52,7 +52,9 @@ def case(request, tmp_path_factory) -> Case:
     if tiny and name == "llama_cpp":
         source = write_llama_file(root, tiny, hidden=256, heads=8, kv_heads=8, head_dim=32, layers=4)
         return LibraryCase(source=source, package=package, **shared)
-    if tiny:
+    if tiny in tiny_decoders.DECODERS:
+        source = tiny_decoders.write_decoder(root / tiny, tiny)
+    elif tiny:
         source = tiny_models.write_model(root / tiny, tiny, kind="BF16")
     elif package == "vulkan":
         source = write_llama_file(root, "olmo2", hidden=256, kv_heads=4, head_dim=64, context=512)

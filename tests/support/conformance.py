@@ -21,6 +21,8 @@ ADAPTERS = [
     pytest.param("openvino_rt/gemma3", id="openvino_rt-gemma3"),
     pytest.param("onnx_rt/gemma3", id="onnx_rt-gemma3"),
     pytest.param("torch_device/gemma2", id="torch_device-gemma2"),  # attention scores softly capped
+    # transformers' own class (tests/support/tiny_decoders.py): experts, and values that are shorter than keys.
+    pytest.param("torch_device/deepseek_v3", id="torch_device-deepseek_v3", marks=pytest.mark.slow),
     # Graphs of fixed shape, as an NPU runs them.
     pytest.param("openvino_rt/llama/static", id="openvino_rt-llama-static"),
     pytest.param("openvino_rt/gemma3/static", id="openvino_rt-gemma3-static"),
