@@ -23,7 +23,7 @@ from device_profiles.units import MIB
 _KEPT_LAYERS: Final = ("full_attention", "sliding_attention", "chunked_attention")
 """The kinds of layers, in `layer_types`, that keep keys and values and nothing else."""
 _STATES: Final = re.compile(
-    r"\.(mamba|linear_attn|ssm|rglru|time_mix\w*|short_conv|conv1d|A_log|a_log|dt_bias|recurrent_\w+)(\.|$)"
+    r"\.(mamba|linear_attn|ssm|rglru|time_mix\w*|short_conv|conv|conv1d|A_log|a_log|dt_bias|recurrent_\w+)(\.|$)"
 )
 """Tensors of layers that have a state: state-space models, linear attention, short convolutions, RWKV."""
 _IN_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)")
@@ -44,6 +44,7 @@ _ALIASES: Final = {
     "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
 }
 """What some families call these keys."""
+_ORIGINAL: Final = "original_max_position_embeddings"
 _PACKED: Final = ("qweight", "weight_packed", "qzeros", "blocks")
 """Tensors whose elements hold several weights each."""
 _SCALES: Final = re.compile(r"(scales?|scale_inv|zero_point|zeros|g_idx|shape|absmax|quant_map|quant_state\..*)$")
@@ -101,7 +102,8 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
     architecture = read_architecture(config, where)
     values = read_text_config(config, where)
     for name, others in _ALIASES.items():
-        values.setdefault(name, next((values[other] for other in others if values.get(other) is not None), None))
+        if values.get(name) is None:
+            values[name] = next((values[other] for other in others if values.get(other) is not None), None)
     reader = ConfigReader(values, where)
     _refuse_other_models(reader, architecture)
     tensors = {name: stored for name, stored in tensors.items() if not OTHER_HALVES.search(name)}
@@ -123,7 +125,7 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
         heads=heads,
         mlp=reader.count("intermediate_size", default=4 * hidden),
         vocabulary_size=vocabulary,
-        context_length=reader.count("max_position_embeddings"),
+        context_length=_read_context(reader),
         memory=Memory.KV_CACHE,
         kv_heads=tuple(kv_heads for kv_heads, _, _ in kept),
         key_lengths=tuple(key for _, key, _ in kept),
@@ -200,6 +202,17 @@ def _refuse_states(reader: ConfigReader, tensors: Mapping[str, Stored], where: s
             f"{where}: {what}: such a layer keeps more of a text than keys and values (a state, an index), and is not "
             f"run over a paged KV cache. {GGUF_WAY_OUT}"
         )
+
+
+def _read_context(reader: ConfigReader) -> int:
+    """Return how many tokens are served. LongRoPE has other frequencies from some length on, for all texts of a forward
+    at once: only what comes before follows from a text alone."""
+    context = reader.count("max_position_embeddings")
+    rope = reader.get("rope_parameters") or reader.get("rope_scaling")
+    if not isinstance(rope, Mapping) or "longrope" not in (rope.get("rope_type"), rope.get("type")):
+        return context
+    original = reader.get(_ORIGINAL) or rope.get(_ORIGINAL) or context
+    return min(context, ConfigReader({_ORIGINAL: original}, reader.where).count(_ORIGINAL))
 
 
 def _read_kv(

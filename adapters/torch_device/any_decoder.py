@@ -119,6 +119,9 @@ def _read_config(prepared: Path, where: str) -> Any:
             f"{where}: transformers {version}, which is installed, has no decoder for model_type {kind!r}, and code of "
             "a model's repository is never run. Install a version that has it, or choose another model."
         )
+    network = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]]
+    if getattr(network, "_is_stateful", False):
+        raise ModelRefused(f"{where}: {network.__name__} keeps a state that is no KV cache. {GGUF_WAY_OUT}")
     try:
         with _quietly():
             return AutoConfig.from_pretrained(prepared, trust_remote_code=False, local_files_only=True)
@@ -157,13 +160,11 @@ def load_network(prepared: Path, dtype: Any, device: Any, implementation: str) -
             )
         except torch.OutOfMemoryError:
             raise
-        except KeyError as error:  # a class that looks its attention up among its own
-            if MASKED not in error.args:
-                raise
-            raise ModelRefused(f"{where}: its class has attention of its own. Choose another model.") from error
         except Exception as error:  # whatever its integrations raise: of packages, devices, shapes
-            kind = f"transformers cannot load it ({type(error).__name__}: {_first_line(error)})"
-            raise ModelRefused(f"{where}: {kind}. Choose another model, or another runtime for it.") from error
+            why = f"transformers cannot load it ({type(error).__name__}: {_first_line(error)})"
+            if MASKED in error.args:
+                why = "its class looks up its attention among its own"
+            raise ModelRefused(f"{where}: {why}. Choose another model, or another runtime for it.") from error
     lost = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))
     left = sorted(name for name in loading["unexpected_keys"] if not form and not OTHER_HALVES.search(name))
     if lost or left:
@@ -187,7 +188,6 @@ def load_decoder(
     attention.register()
     try:
         network = load_network(prepared, dtype, device, MASKED)
-        _refuse_class(network, where)
         products = Products(device, chosen.activations, 0)
         shapes = shapes_for(device.type, options.exactness, chosen.fixed_width)
         own = ClassProducts(products, shapes)
@@ -208,7 +208,7 @@ def load_decoder(
         windows=(),
         device=device,
         past=_NoPast(),
-        captures=not own.has_experts,
+        captures=not own.has_experts and not _looks_at_lengths(network.config),
     )
     form = read_quantised_form(read_json(prepared / CONFIG_FILE), where)
     widened = form in WIDENED and device.type == "cpu"
@@ -223,6 +223,11 @@ def load_decoder(
         numerical_class=chosen,
         layers=layers,
     )
+
+
+def _looks_at_lengths(config: Any) -> bool:
+    """Return whether a class chooses its rotary frequencies by the positions of a forward, which a graph cannot."""
+    return any(kind in json.dumps(config.to_dict(), default=str) for kind in ('"longrope"', '"dynamic"'))
 
 
 class _NoPast(Cache):  # type: ignore[misc]  # transformers is untyped here
@@ -280,11 +285,6 @@ def _is_causal(rule: Rule, device: Any) -> bool:
     places = torch.arange(_PROBED, device=device)
     seen = rule(0, 0, places[:, None], places) & (places > places[:, None])
     return not bool(seen.any())
-
-
-def _refuse_class(network: Any, where: str) -> None:
-    if getattr(network, "_is_stateful", False):
-        raise ModelRefused(f"{where}: {type(network).__name__} keeps a state that is no KV cache. {GGUF_WAY_OUT}")
 
 
 def _probe(network: Any, device: Any, where: str, layers: int) -> _Probe:

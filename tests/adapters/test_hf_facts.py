@@ -76,6 +76,14 @@ def test_a_state_that_is_no_kv_cache_is_refused_by_its_tensor(name):
         read_directory_facts(config, tensors, "m")
 
 
+def test_of_a_longrope_the_length_is_served_up_to_which_a_row_follows_from_its_text_alone():
+    scaling = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    config = tiny_models.config_of("qwen3", architectures=["Phi3ForCausalLM"], rope_scaling=scaling)
+    for original, context in ((128, 128), (None, 512), (1024, 512)):
+        facts = read_directory_facts(config | {"original_max_position_embeddings": original}, list_tensors(config), "m")
+        assert facts.context_length == context
+
+
 def test_no_value_of_a_key_is_more_than_refused():
     config = tiny_models.config_of("qwen3", architectures=["TomorrowForCausalLM"])
     tensors, refused = list_tensors(config), 0
