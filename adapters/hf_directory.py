@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
 from adapters.decoder.spec import NotConvertible, OnRead, ignore_read
 from adapters.gguf_splits import list_first_files
+from adapters.hf_facts import check_directory_config
 from adapters.safetensors_file import Stored, read_tensors
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -75,8 +75,11 @@ def check_small_files(directory: Path, names: Iterable[str]) -> None:
         if name not in names and not (name == TOKENIZER_JSON and read_declared_fingerprint(directory)):
             way_out = f"It holds GGUF files; name one of them: {', '.join(ggufs)}" if ggufs else _WAYS_OUT[name]
             raise ModelRefused(f"{title(directory)}: it has no {name}. {way_out}")
-    with suppress(NotConvertible):  # which runtimes it takes is asked with the heads of its weights
-        read_spec(read_json(directory / CONFIG_FILE), f"{title(directory)}/{CONFIG_FILE}")
+    config, where = read_json(directory / CONFIG_FILE), f"{title(directory)}/{CONFIG_FILE}"
+    try:
+        read_spec(config, where)
+    except NotConvertible:  # which runtimes run it is asked with the heads of its weights
+        check_directory_config(config, where)
 
 
 def read_declared_fingerprint(directory: Path) -> str:

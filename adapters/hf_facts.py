@@ -99,17 +99,12 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
     Raises ModelRefused, by the key or the tensor: for what is no decoder of text, for a model whose state is no KV
     cache, and for damaged numbers.
     """
-    architecture = read_architecture(config, where)
-    values = read_text_config(config, where)
-    for name, others in _ALIASES.items():
-        if values.get(name) is None:
-            values[name] = next((values[other] for other in others if values.get(other) is not None), None)
-    reader = ConfigReader(values, where)
-    _refuse_other_models(reader, architecture)
+    reader = check_directory_config(config, where)
     tensors = {name: stored for name, stored in tensors.items() if not OTHER_HALVES.search(name)}
     layers, heads = reader.count("num_hidden_layers", most=MOST_LAYERS), reader.count("num_attention_heads")
     hidden = reader.count("hidden_size")
-    _refuse_states(reader, tensors, where, layers)
+    if state := next(filter(_STATES.search, tensors), None):
+        raise _build_state_refusal(where, state)
     kept = _read_kv(reader, tensors, layers, heads, hidden)
     kinds = reader.get("layer_types") or []
     window = reader.count("sliding_window", default=1) if "sliding_attention" in kinds else 0
@@ -119,7 +114,7 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
     form = read_quantised_form(config, where)
     vocabulary = reader.count("vocab_size")
     return DirectoryFacts(
-        family=architecture,
+        family=read_architecture(config, where),
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -140,6 +135,25 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
         stored=form or _label(tensors),
         quantised=form,
     )
+
+
+def check_directory_config(config: Mapping[str, Any], where: str) -> ConfigReader:
+    """Check all that a config.json says without the heads of the weights, and return what reads it. Raises
+    ModelRefused as `read_directory_facts` does."""
+    values = read_text_config(config, where)
+    for name, others in _ALIASES.items():
+        if values.get(name) is None:
+            values[name] = next((values[other] for other in others if values.get(other) is not None), None)
+    reader = ConfigReader(values, where)
+    _refuse_other_models(reader, read_architecture(config, where))
+    layers = reader.count("num_hidden_layers", most=MOST_LAYERS)
+    kinds = reader.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and len(kinds) >= layers):
+        raise reader.build_refusal("layer_types", f"it does not name a kind for each of {layers} layers")
+    other = next((kind for kind in kinds or () if kind not in _KEPT_LAYERS), None)
+    if other is not None:
+        raise _build_state_refusal(where, f"layer_types: {other!r}")
+    return reader
 
 
 def read_quantised_form(config: Mapping[str, Any], where: str) -> str:
@@ -190,18 +204,11 @@ def _refuse_other_models(reader: ConfigReader, architecture: str) -> None:
         raise reader.build_refusal("use_bidirectional_attention", "only causal attention is supported")
 
 
-def _refuse_states(reader: ConfigReader, tensors: Mapping[str, Stored], where: str, layers: int) -> None:
-    """Refuse a model that keeps more of a text than keys and values. Raises ModelRefused, by the key or the tensor."""
-    kinds = reader.get("layer_types")
-    if kinds is not None and not (isinstance(kinds, list) and len(kinds) >= layers):
-        raise reader.build_refusal("layer_types", f"it does not name a kind for each of {layers} layers")
-    other = next((kind for kind in kinds or () if kind not in _KEPT_LAYERS), None)
-    what = f"layer_types: {other!r}" if other is not None else next(filter(_STATES.search, tensors), None)
-    if what is not None:
-        raise ModelRefused(
-            f"{where}: {what}: such a layer keeps more of a text than keys and values (a state, an index), and is not "
-            f"run over a paged KV cache. {GGUF_WAY_OUT}"
-        )
+def _build_state_refusal(where: str, what: str) -> ModelRefused:
+    return ModelRefused(
+        f"{where}: {what}: such a layer keeps more of a text than keys and values (a state, an index), and is not run "
+        f"over a paged KV cache. {GGUF_WAY_OUT}"
+    )
 
 
 def _read_context(reader: ConfigReader) -> int:
