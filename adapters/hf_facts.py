@@ -196,10 +196,10 @@ def _refuse_other_models(reader: ConfigReader, architecture: str) -> None:
     if reader.flag("is_encoder_decoder"):
         raise reader.build_refusal("is_encoder_decoder", "only decoders are served")
     if not architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
-        what = "no decoder that says tokens"
+        why = f"{architecture!r} is no decoder that says tokens"
         if reader.get("auto_map"):
-            what = "code in the model's repository (auto_map), and such code is never run"
-        raise reader.build_refusal("architectures", f"{architecture} is {what}")
+            why += "; code in the model's repository (auto_map) may be, and is never run"
+        raise reader.build_refusal("architectures", why)
     if reader.get("use_bidirectional_attention") in (True, "all"):
         raise reader.build_refusal("use_bidirectional_attention", "only causal attention is supported")
 

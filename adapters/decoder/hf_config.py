@@ -203,7 +203,7 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     family = FAMILIES.get(name)
     if family is not None:
         return family
-    raise NotConvertible(f"{where}: its architecture is {name}, and graphs here are of {', '.join(FAMILIES)}.")
+    raise NotConvertible(f"{where}: architectures: {name!r} is not one of {', '.join(FAMILIES)}.")
 
 
 def read_architecture(config: Mapping[str, Any], where: str) -> str:

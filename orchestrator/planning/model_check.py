@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from adapters import registry
 from adapters.contract import AdapterError, AdapterUnavailable, ModelRefused
+from adapters.decoder.facts import DecoderFacts
 from adapters.decoder.hf_config import CONFIG_FILE
 from adapters.decoder.spec import DecoderSizes
 from adapters.gguf_facts import GgufFacts
@@ -113,7 +114,7 @@ def check_for_serving(source: str, base: Path, kv_cache_bytes: int, drafts: Sequ
     no_drafts = explain_no_drafts(sizes)
     checked = tuple(_check_draft(source, base, draft, no_drafts) for draft in drafts)
     fitting = [draft for draft, verdict in zip(drafts, checked, strict=True) if not verdict.refusal]
-    stored = f" {sizes.stored}" if isinstance(sizes, GgufFacts) else ""
+    stored = f" {sizes.stored}" if isinstance(sizes, DecoderFacts) else ""
     return ModelCheck(
         source=source,
         architecture=architecture or (sizes.family if sizes is not None else ""),

@@ -25,7 +25,15 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.worker.measuring.class_trial import find_insanity
 from policies.sampling import Sampling
 from tests.support.loops import decode, loop_over, suffix
-from tests.support.tiny_decoders import DECODERS, quantise, write_decoder, write_seeing_decoder
+from tests.support.model_rows import loads_models
+from tests.support.tiny_decoders import (
+    ARCHITECTURES,
+    DECODERS,
+    quantise,
+    write_decoder,
+    write_named,
+    write_seeing_decoder,
+)
 
 ADAPTER = registry.get("torch_device")
 OPTIONS = LoadOptions(slots=8, kv_cache_bytes=16 << 20, activations=Precision.FP32, threads=1)
@@ -64,6 +72,7 @@ def generate(source: Path, prompt: list[int], count: int) -> list[int]:
     return [int(token) for token in answer[0, len(prompt) :]]
 
 
+@loads_models("torch_device", "safetensors", ARCHITECTURES, write_named)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DECODERS]
 )
@@ -72,6 +81,7 @@ def test_a_decoder_says_what_transformers_says_with_drafts_and_without(tmp_path,
     source, prepared = prepare(tmp_path, name)
     facts = check_files(source, adapter="torch_device")
     assert isinstance(facts, DirectoryFacts)
+    assert facts.family == ARCHITECTURES[name]
     model = ADAPTER.load(prepared, OPTIONS, silent)
     assert model.spec.bytes_per_token == 4 * facts.count_kv_elements(facts.all_layers)
     assert model.spec.layers == facts.layers

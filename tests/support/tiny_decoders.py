@@ -97,6 +97,40 @@ DECODERS: dict[str, dict[str, Any]] = {
 }
 
 
+ARCHITECTURES = {
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "phi": "PhiForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+    "llama-biased": "LlamaForCausalLM",
+}
+
+
+def write_named(directory: Path, name: str) -> Path:
+    """Write a directory that names a decoder's architecture, without the library: its tensors are a Llama's."""
+    own = {"attention_bias": True} if name == "llama-biased" else {}
+    return tiny_models.write_model(directory, "llama", architectures=[ARCHITECTURES[name]], **own)
+
+
 def write_decoder(directory: Path, name: str, *, seed: int = 0, **changes: Any) -> Path:
     """Write a tiny decoder and its tokenizer into `directory` and return it."""
     import torch
