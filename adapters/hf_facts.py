@@ -216,7 +216,8 @@ def _read_context(reader: ConfigReader) -> int:
     at once: only what comes before follows from a text alone."""
     context = reader.count("max_position_embeddings")
     rope = reader.get("rope_parameters") or reader.get("rope_scaling")
-    if not isinstance(rope, Mapping) or "longrope" not in (rope.get("rope_type"), rope.get("type")):
+    kinds = (rope.get("rope_type"), rope.get("type")) if isinstance(rope, Mapping) else ()
+    if not isinstance(rope, Mapping) or not ("longrope" in kinds or "su" in kinds):
         return context
     original = reader.get(_ORIGINAL) or rope.get(_ORIGINAL) or context
     return min(context, ConfigReader({_ORIGINAL: original}, reader.where).count(_ORIGINAL))

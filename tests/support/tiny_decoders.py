@@ -127,7 +127,7 @@ ARCHITECTURES = {
 
 def write_named(directory: Path, name: str) -> Path:
     """Write a directory that names a decoder's architecture, without the library: its tensors are a Llama's."""
-    own = {"attention_bias": True} if name == "llama-biased" else {}
+    own: dict[str, Any] = {"attention_bias": True} if name == "llama-biased" else {}
     return tiny_models.write_model(directory, "llama", architectures=[ARCHITECTURES[name]], **own)
 
 
