@@ -1,9 +1,12 @@
 """A Hugging Face model directory: which of its files count, and whether they are whole.
 
-    config.json                       what is computed (required)
+    config.json                       what is computed (required, but for OpenVINO's form)
     model.safetensors                 the weights, or
-    model.safetensors.index.json      which of several safetensors files holds which tensor
-    tokenizer.json                    text to ids (required, but for a draft whose config names its target's vocabulary)
+    model.safetensors.index.json      which of several safetensors files holds which tensor, or
+    openvino_model.xml and .bin       OpenVINO's form: what is computed, and the weights (adapters.ir_facts)
+    tokenizer.json                    text to ids (required, but for a draft whose config names its target's vocabulary,
+                                      and where OpenVINO's form of it stands in its place)
+    openvino_tokenizer.xml and .bin   OpenVINO's form of it, read where there is no other (adapters.tokenizer_ir)
     tokenizer_config.json, generation_config.json, chat_template.jinja     read where they are
 
 Nothing else is opened: no pickle (.bin, .pt), no code of the model's own.
@@ -12,17 +15,20 @@ Nothing else is opened: no pickle (.bin, .pt), no code of the model's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
+from adapters import ir_facts
 from adapters.contract import ModelRefused
-from adapters.decoder import from_safetensors
+from adapters.decoder import from_safetensors, hf_config
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
 from adapters.decoder.spec import NotConvertible, OnRead, ignore_read
 from adapters.gguf_splits import list_first_files
 from adapters.hf_facts import check_directory_config
+from adapters.ir_facts import IR_FILE, IR_WEIGHTS, IrFacts
 from adapters.safetensors_file import Stored, read_tensors
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -32,9 +38,11 @@ CHAT_TEMPLATE = "chat_template.jinja"
 INDEX_FILE = "model.safetensors.index.json"
 TARGET_FINGERPRINT = "target_vocabulary_fingerprint"
 WHOLE_FILE = "model.safetensors"
+IR_TOKENIZER_FILES = IR_TOKENIZER, IR_TOKENIZER_DATA = ("openvino_tokenizer.xml", "openvino_tokenizer.bin")
 
 REQUIRED = (CONFIG_FILE, TOKENIZER_JSON)
-SMALL_FILES = (*REQUIRED, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, INDEX_FILE)
+_HF_FILES = (*REQUIRED, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, INDEX_FILE)
+SMALL_FILES = (*_HF_FILES, IR_FILE)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_JSON_BYTES = 256 << 20  # a larger one is damage. Not tuned.
 _HUB_STORAGE = "models--"
@@ -63,13 +71,19 @@ def model_files(directory: Path) -> tuple[Path, ...]:
         raise ModelRefused(
             f"{title(directory)}: {missing[0]} is missing, one of {len(weights)} files. Download it again."
         )
-    small = [name for name in SMALL_FILES if name in names and (name != INDEX_FILE or weights != (WHOLE_FILE,))]
+    unused = {INDEX_FILE} if weights == (WHOLE_FILE,) else set()
+    small = [name for name in _HF_FILES if name in names and name not in unused]
     return tuple(directory / name for name in sorted({*small, *weights}))
 
 
 def check_small_files(directory: Path, names: Iterable[str]) -> None:
     """Check what needs no weights: `names` are the files that there are or will be. Raises ModelRefused."""
     names = set(names)
+    if holds_ir(names):
+        if not names & {TOKENIZER_JSON, IR_TOKENIZER}:
+            raise ModelRefused(f"{title(directory)}: it has no {TOKENIZER_JSON}. {_WAYS_OUT[TOKENIZER_JSON]}")
+        read_ir_facts(directory)
+        return
     ggufs = list_first_files(names)
     for name in REQUIRED:
         if name not in names and not (name == TOKENIZER_JSON and read_declared_fingerprint(directory)):
@@ -82,10 +96,34 @@ def check_small_files(directory: Path, names: Iterable[str]) -> None:
         check_directory_config(config, where)
 
 
+def holds_ir(names: Container[str]) -> bool:
+    """Return whether a directory of these files has its model in OpenVINO's form. Safetensors go before it: every
+    runtime reads them."""
+    return IR_FILE in names and WHOLE_FILE not in names and INDEX_FILE not in names
+
+
+def is_ir(directory: Path) -> bool:
+    """Return whether a path is a directory that has its model in OpenVINO's form."""
+    names = (IR_FILE, WHOLE_FILE, INDEX_FILE)
+    return holds_ir({name for name in names if os.path.isfile(directory / name)})
+
+
+def read_ir_facts(directory: Path) -> IrFacts:
+    """Return what the graph of a model in OpenVINO's form says. Raises ModelRefused as `ir_facts.read_ir_facts`."""
+    return ir_facts.read_ir_facts(directory, read_optional_json(directory / CONFIG_FILE), title(directory))
+
+
+def read_vocabulary_size(directory: Path) -> int:
+    """Return how many tokens a directory's model has. Raises ModelRefused."""
+    if is_ir(directory):
+        return read_ir_facts(directory).vocabulary_size
+    return hf_config.read_vocabulary_size(read_json(directory / CONFIG_FILE), f"{title(directory)}/{CONFIG_FILE}")
+
+
 def read_declared_fingerprint(directory: Path) -> str:
     """Return the vocabulary that a draft was trained for, where its config.json names it: such a draft brings no
     tokenizer, it speaks its target's ids. "" for any other model. Raises ModelRefused when the file is damaged."""
-    fingerprint = read_json(directory / CONFIG_FILE).get(TARGET_FINGERPRINT)
+    fingerprint = read_optional_json(directory / CONFIG_FILE).get(TARGET_FINGERPRINT)
     return fingerprint if isinstance(fingerprint, str) else ""
 
 
@@ -99,6 +137,9 @@ def weight_names(directory: Path, names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the safetensors files that hold the model: one file goes before an index, which may be left
     from another way of saving it (transformers reads it so, too). Raises ModelRefused when there are none."""
     names = set(names)
+    if holds_ir(names):
+        own_tokenizer = () if TOKENIZER_JSON in names else IR_TOKENIZER_FILES
+        return (IR_FILE, IR_WEIGHTS, *own_tokenizer)
     if WHOLE_FILE in names:
         return (WHOLE_FILE,)
     if INDEX_FILE in names:

@@ -24,7 +24,14 @@ from adapters.contract import AdapterError, ModelRefused, Progress
 from adapters.decoder.spec import DecoderSizes
 from adapters.gguf_header import GgufHeader, parse_header, read_header
 from adapters.gguf_splits import join_headers, list_files, list_first_files
-from adapters.hf_directory import SMALL_FILES, check_small_files, weight_names
+from adapters.hf_directory import (
+    IR_TOKENIZER_FILES,
+    SMALL_FILES,
+    TOKENIZER_JSON,
+    check_small_files,
+    holds_ir,
+    weight_names,
+)
 from adapters.model_checks import check_directory_heads, check_files, check_header
 from adapters.safetensors_file import Stored
 from device_profiles.units import MIB, human_bytes
@@ -211,7 +218,10 @@ def _bring_small_files(pinned: HubId, progress: Progress) -> tuple[Path, dict[st
     """Return where the files of a commit are kept, and the sizes of all that there are, with the small files there."""
     directory = _directory(pinned)
     _bring(pinned, SMALL_FILES, _listing(pinned), progress)
-    return directory, _listing(pinned) or {path.name: path.stat().st_size for path in directory.iterdir()}
+    sizes = _listing(pinned) or {path.name: path.stat().st_size for path in directory.iterdir()}
+    if not pinned.file and holds_ir(sizes) and TOKENIZER_JSON not in sizes:
+        _bring(pinned, IR_TOKENIZER_FILES, sizes, progress)
+    return directory, sizes
 
 
 def _list_weights(pinned: HubId, directory: Path, sizes: dict[str, int]) -> Sequence[str]:
@@ -239,6 +249,8 @@ def _check_heads(
     with _explain_errors(pinned):
         if pinned.file:
             return check_header(join_headers(read_gguf_heads(pinned.repo, pinned.revision, bytes_of)), adapter)
+        if holds_ir(sizes):
+            return check_files(directory, adapter=adapter)
         tensors = read_safetensors_heads(pinned.repo, pinned.revision, names)
         return check_directory_heads(directory, tensors, adapter)
 

@@ -19,13 +19,20 @@ from adapters.contract import NO_REWIND, AdapterError, AdapterUnavailable, Model
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.gguf_spec import read_gguf_spec
 from adapters.decoder.hf_config import CONFIG_FILE
-from adapters.decoder.limits import refuse_decoder
+from adapters.decoder.limits import explain_no_ir, refuse_decoder
 from adapters.decoder.spec import DecoderSizes, DecoderSpec, NotConvertible
 from adapters.gguf_facts import GgufFacts, read_facts
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import list_beside, read_model_header
-from adapters.hf_directory import read_all_tensors, read_declared_fingerprint, read_json, title
-from adapters.hf_facts import DirectoryFacts, read_directory_facts, refuse_form, refuse_without_transformers
+from adapters.hf_directory import is_ir, read_all_tensors, read_declared_fingerprint, read_ir_facts, read_json, title
+from adapters.hf_facts import (
+    LOADED_WHOLE,
+    DirectoryFacts,
+    read_directory_facts,
+    refuse_form,
+    refuse_without_transformers,
+)
+from adapters.ir_facts import IR_ADAPTER, IR_IS_WHOLE, IrFacts
 from adapters.llama_cpp.fork_faults import find_fault
 from adapters.llama_cpp.library import check_fault
 from adapters.names import LLAMA_CPP, TRANSFORMERS
@@ -40,16 +47,20 @@ _CHOSEN_HERE, _CHOSEN_ELSEWHERE = "auto", ""
 
 def check_files(path: Path, file_bytes: int | None = None, adapter: str = "") -> DecoderSizes:
     """Check a GGUF file (of a split model the first) or a model directory, and return its sizes: a DecoderSpec where
-    our graphs compute it, GgufFacts where llama.cpp's library does, DirectoryFacts where transformers does.
-    `file_bytes` of a file of which `path` is the first part. `adapter`: what is to run it, "auto" where a plan chooses
-    among those that are here, "" where it is not known which those are.
+    our graphs compute it, GgufFacts where llama.cpp's library does, DirectoryFacts where transformers does, IrFacts of
+    a directory that brings a graph of its own. `file_bytes` of a file of which `path` is the first part. `adapter`:
+    what is to run it, "auto" where a plan chooses among those that are here, "" where it is not known which those are.
 
     Raises ModelRefused, by the key, the tensor or the file, for all that would be refused when it is loaded, but for
     values of weights, and for what llama.cpp's library finds in its own models. Raises WrongLibrary.
     """
     if not path.is_dir():
         return _check_head(_read_head(path, file_bytes, tuple(map(_mark, list_beside(path)))), path, adapter)
-    return check_directory_heads(path, read_all_tensors(path), adapter)
+    if not is_ir(path):
+        return check_directory_heads(path, read_all_tensors(path), adapter)
+    facts = read_ir_facts(path)
+    check_hf_tokenizer(path, facts.vocabulary_size)
+    return facts
 
 
 def _mark(path: Path) -> tuple[int, ...]:
@@ -171,12 +182,31 @@ def check_use(spec: DecoderSizes, name: str, adapter: str = "", *, static: bool 
         raise ModelRefused(_describe_draft(name, spec.draft_outputs, spec.vocabulary_size))
     if draft and (why := explain_no_drafts(spec)):
         raise ModelRefused(f"{name}: {why}, its own either: it cannot draft. Choose another draft.")
+    if isinstance(spec, IrFacts) and (why := explain_no_ir(adapter, static=static)):
+        raise ModelRefused(f"{name}: {why}")
     if not isinstance(spec, DecoderSpec):
         return
     try:
         refuse_decoder(adapter, spec, static=static)
     except ModelRefused as error:
         raise ModelRefused(f"{name}: {error}") from error
+
+
+def list_only_runtimes(sizes: DecoderSizes) -> tuple[str, ...]:
+    """Return which runtimes of ours alone run such a model; () where all do, as far as is known here."""
+    if isinstance(sizes, DecoderSpec):
+        return ()
+    if isinstance(sizes, DirectoryFacts):
+        return (TRANSFORMERS,)
+    return (IR_ADAPTER,) if isinstance(sizes, IrFacts) else (LLAMA_CPP,)
+
+
+def refuse_whole(sizes: DecoderSizes, name: str) -> None:
+    """Refuse a model whose layers cannot be cut into ranges. Raises ModelRefused."""
+    if isinstance(sizes, IrFacts):
+        raise ModelRefused(f"{name}: {IR_IS_WHOLE}")
+    if isinstance(sizes, DirectoryFacts):
+        raise ModelRefused(f"{name}: {LOADED_WHOLE}; leave shards out")
 
 
 def explain_no_drafts(spec: DecoderSizes | None) -> str:

@@ -22,6 +22,8 @@ from adapters.artefact import publish
 from adapters.contract import ModelRefused, Progress
 from adapters.decoder.source import list_shape_values
 from adapters.gguf_header import read_header
+from adapters.hf_directory import IR_TOKENIZER_FILES
+from adapters.ir_facts import IR_FILE, IR_WEIGHTS
 from adapters.safetensors_file import count_head_bytes
 
 FACTS: Final = "head.json"
@@ -135,7 +137,9 @@ def _count_head_bytes(file: Path) -> int:
     """Return how many bytes of a file are read without its weights."""
     if file.suffix == ".safetensors":
         return count_head_bytes(file)
-    if file.suffix == ".json" or file.suffix == ".jinja":
+    if file.name == IR_WEIGHTS:
+        return 0
+    if file.suffix in (".json", ".jinja") or file.name in (IR_FILE, *IR_TOKENIZER_FILES):
         return file.stat().st_size
     return min(read_header(file).data_offset, file.stat().st_size)
 

@@ -4,7 +4,7 @@ A source is one of these:
 
 - `package:NAME/FILE`: a file that an installed Python package carries, whole or in parts.
 - `hf:ORG/NAME[/FILE.gguf][@REVISION]`: a model of the Hugging Face hub.
-- A path: a GGUF file, or a directory with config.json and safetensors.
+- A path: a GGUF file, or a directory with config.json and safetensors, or with openvino_model.xml.
 
 A GGUF model that is split into several files is named by the first of them.
 """
@@ -24,11 +24,13 @@ from adapters.decoder.limits import refuse_directory
 from adapters.decoder.spec import DecoderSizes
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.gguf_splits import find_files, list_first_files, strip_number
-from adapters.hf_directory import PICKLES, model_files
+from adapters.hf_directory import PICKLES, is_ir, model_files
 from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, check, fetch, parse_id, pin_revision
+from adapters.ir_facts import IR_WEIGHTS
 from adapters.model_checks import check_files, check_use
 from adapters.model_parts import Parts, find_parts
 
+_WEIGHTS = (".gguf", ".safetensors")
 PACKAGE_PREFIX = "package:"
 INSTALL_COMMANDS = {
     # Without --no-deps pip would compile llama.cpp, which only that package's own command needs.
@@ -61,6 +63,12 @@ class ModelSource:
     def content(self) -> tuple[Path, ...]:
         """The files whose content is the model, in a fixed order."""
         return self.files or (self.path,)
+
+    @property
+    def weights_bytes(self) -> int:
+        """How long the files are that hold weights. Raises OSError."""
+        files = [path for path in self.content if path.suffix in _WEIGHTS or path.name == IR_WEIGHTS]
+        return sum(path.stat().st_size for path in files)
 
     @property
     def whole_bytes(self) -> int | None:
@@ -127,8 +135,7 @@ def check_source(
     the source: then the sizes are None, and faults show when the model is loaded.
     """
     spec: DecoderSizes | None = None
-    if is_directory(source, base):
-        refuse_directory(adapter, source)
+    _refuse_directory(source, base, adapter)
     if not source.startswith(HUB_PREFIX):
         spec = check_model(resolve(source, base), adapter)
     else:
@@ -137,6 +144,13 @@ def check_source(
     if spec is not None:
         check_use(spec, source, adapter, static=static, draft=draft)
     return spec
+
+
+def _refuse_directory(source: str, base: Path, adapter: str) -> None:
+    """Refuse a directory on an adapter that reads none. One in OpenVINO's form is refused with its facts, by which
+    every other adapter is."""
+    if is_directory(source, base) and not is_ir(base / Path(source).expanduser()):
+        refuse_directory(adapter, source)
 
 
 def is_directory(source: str, base: Path) -> bool:
@@ -157,8 +171,7 @@ def check_model(file: ModelSource, adapter: str = "") -> DecoderSizes:
 def refuse_runtime(source: str, base: Path, adapter: str) -> None:
     """Refuse what an adapter of ours does not run, with the library that it has here. Raises ModelRefused, which names
     the way out, and as `resolve` does."""
-    if is_directory(source, base):
-        refuse_directory(adapter, source)
+    _refuse_directory(source, base, adapter)
     sizes = check_model(resolve(source, base, adapter=adapter), adapter)
     check_use(sizes, source, adapter, draft=bool(sizes.draft_outputs))
 
@@ -166,7 +179,8 @@ def refuse_runtime(source: str, base: Path, adapter: str) -> None:
 _MOST_SHOWN = 200  # characters of a source in a message. Not tuned.
 _MOST_NAMES = 5  # in a message. Not tuned.
 _SOURCES = (
-    "Give the path of a GGUF file or of a directory with config.json and safetensors, package:NAME/FILE for a file "
+    "Give the path of a GGUF file or of a directory with config.json and safetensors (or openvino_model.xml), "
+    "package:NAME/FILE for a file "
     "that an installed Python package carries, or hf:ORG/NAME for a model of the Hugging Face hub."
 )
 

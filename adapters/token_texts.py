@@ -86,7 +86,7 @@ def list_token_bytes(texts: list[str], meta: TokenizerMeta) -> list[bytes]:
 
 def _spell_letters(texts: list[str]) -> list[bytes]:
     """Return the bytes of texts in the byte alphabet, all of them in one go: there may be 262,144."""
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     letters = "".join(texts)
     if set(letters) <= alphabet.keys():
         spelt = bytes(map(alphabet.__getitem__, letters))
@@ -111,7 +111,7 @@ def _from_metaspace(text: str) -> bytes:
     return text.replace(METASPACE, " ").encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return GPT-2's letters for bytes: printable Latin-1 as itself, every other byte as the next letter from
     U+0100 on."""
     itself = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +14,9 @@ META_FILE = "tokenizer.meta.json"
 TEMPLATE_FILE = "chat_template.jinja"
 FORMAT = 3
 METASPACE = "\u2581"
+# Added tokens that are control tokens although the file calls them plain: llama.cpp's converter decides so too
+# (convert_hf_to_gguf.py, does_token_look_special), and the two must agree on what a vocabulary is.
+_LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
 END_OF_TURN = frozenset(
     {
@@ -22,6 +26,11 @@ END_OF_TURN = frozenset(
     }
 )
 """Control tokens that end an answer in the model families at hand, whatever the file calls its eos token."""
+
+
+def looks_special(text: str) -> bool:
+    """Return whether a token's text is that of a control token, whatever its file calls it."""
+    return bool(_LOOKS_SPECIAL.fullmatch(text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ letters) or over text with byte fallback (SentencePiece style: Llama 2, Mistral,
 
 from __future__ import annotations
 
+import copy
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,28 +16,36 @@ from typing import Any, Literal
 
 from adapters.chat_template import ChatTemplate
 from adapters.contract import ModelRefused, Progress
-from adapters.decoder.hf_config import CONFIG_FILE, read_vocabulary_size
+from adapters.decoder.hf_config import CONFIG_FILE
 from adapters.hf_directory import (
     CHAT_TEMPLATE,
     GENERATION_CONFIG,
+    IR_TOKENIZER,
+    IR_TOKENIZER_FILES,
     TOKENIZER_CONFIG,
     TOKENIZER_JSON,
     read_json,
     read_optional_json,
+    read_vocabulary_size,
     title,
 )
-from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, texts_by_id, write_meta
+from adapters.tokenizer_files import (
+    END_OF_TURN,
+    FORMAT,
+    TOKENIZER_FILE,
+    TokenizerMeta,
+    looks_special,
+    texts_by_id,
+    write_meta,
+)
+from adapters.tokenizer_ir import IrTokenizer, read_ir_tokenizer
 from device_profiles.workload import vocabulary_fingerprint
-
-# Added tokens that are control tokens although the file calls them plain: llama.cpp's converter decides so too
-# (convert_hf_to_gguf.py, does_token_look_special), and the two must agree on what a vocabulary is.
-_LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
 
 def write_hf_tokenizer(source: Path, target: Path, progress: Progress) -> None:
     progress("reading the vocabulary", 0.0)
-    config = read_json(source / CONFIG_FILE)
-    vocabulary = _read_vocabulary(source, read_vocabulary_size(config, f"{title(source)}/{CONFIG_FILE}"))
+    config = read_optional_json(source / CONFIG_FILE)
+    vocabulary = _read_vocabulary(source, read_vocabulary_size(source))
     meta = _meta(source, config, vocabulary)
     progress("writing the tokenizer", 0.8)
     # A file may carry a length to cut texts to, for whoever trained with it; prompts are not to be cut.
@@ -53,7 +61,7 @@ def write_hf_tokenizer(source: Path, target: Path, progress: Progress) -> None:
 def read_template(source: Path) -> ChatTemplate | None:
     """Return the chat template of a model directory; None where it has none. Raises ModelRefused."""
     text = _template(source)
-    named = read_optional_json(source / TOKENIZER_CONFIG)
+    named = _read_config(source)
     bos, eos = (_content(named.get(f"{role}_token")) for role in ("bos", "eos"))
     return ChatTemplate(text, bos_token=bos, eos_token=eos) if text else None
 
@@ -62,8 +70,8 @@ def check_tokenizer(source: Path, size: int) -> None:
     """Check a model directory's files of the tokenizer. Raises ModelRefused where `write_hf_tokenizer` would, but for
     what config.json says; `size` of the vocabulary."""
     _read_vocabulary(source, size)
-    for name in (TOKENIZER_CONFIG, GENERATION_CONFIG):
-        read_optional_json(source / name)
+    _read_config(source)
+    read_optional_json(source / GENERATION_CONFIG)
     _template(source)
 
 
@@ -92,8 +100,7 @@ class _Vocabulary:
 def _read_vocabulary(source: Path, size: int) -> _Vocabulary:
     from tokenizers import Tokenizer
 
-    where = f"{title(source)}/{TOKENIZER_JSON}"
-    parsed = read_json(source / TOKENIZER_JSON)
+    where, parsed = _read_tokenizer(source)
     kind = parsed.get("model")
     kind = kind.get("type", "BPE") if isinstance(kind, dict) else None
     if kind != "BPE":
@@ -114,7 +121,7 @@ def _read_vocabulary(source: Path, size: int) -> _Vocabulary:
             "The files do not belong together."
         )
     added = {
-        int(index): bool(token.special) or bool(_LOOKS_SPECIAL.fullmatch(token.content))
+        int(index): bool(token.special) or looks_special(token.content)
         for index, token in library.get_added_tokens_decoder().items()
     }
     alphabet = _alphabet(parsed)
@@ -124,8 +131,29 @@ def _read_vocabulary(source: Path, size: int) -> _Vocabulary:
     return _Vocabulary(parsed, library, alphabet, texts, unused, added, ids)
 
 
+def _read_tokenizer(source: Path) -> tuple[str, dict[str, Any]]:
+    """Return what messages call a directory's tokenizer, and what tokenizer.json holds. Raises ModelRefused."""
+    if own := _read_ir(source):
+        return f"{title(source)}/{IR_TOKENIZER}", copy.deepcopy(own.tokenizer)
+    return f"{title(source)}/{TOKENIZER_JSON}", read_json(source / TOKENIZER_JSON)
+
+
+def _read_config(source: Path) -> Mapping[str, Any]:
+    """Return what tokenizer_config.json says, or OpenVINO's form of it. Raises ModelRefused."""
+    own = _read_ir(source)
+    return own.config if own else read_optional_json(source / TOKENIZER_CONFIG)
+
+
+def _read_ir(source: Path) -> IrTokenizer | None:
+    """Return a directory's tokenizer in OpenVINO's form, where it has no other."""
+    graph, data = (source / name for name in IR_TOKENIZER_FILES)
+    if (source / TOKENIZER_JSON).exists() or not graph.exists():
+        return None
+    return read_ir_tokenizer(graph, data, f"{title(source)}/{IR_TOKENIZER}")
+
+
 def _meta(source: Path, config: Mapping[str, Any], vocabulary: _Vocabulary) -> TokenizerMeta:
-    named = read_optional_json(source / TOKENIZER_CONFIG)
+    named = _read_config(source)
     generation = read_optional_json(source / GENERATION_CONFIG)
     ids, size = vocabulary.ids, len(vocabulary.texts)
     bos = _token_id(named.get("bos_token"), ids, _ids(config.get("bos_token_id"), size))
@@ -191,7 +219,7 @@ def _template(source: Path) -> str | None:
             return own.read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ModelRefused(f"{title(source)}/{CHAT_TEMPLATE}: cannot be read ({error})") from error
-    template = read_optional_json(source / TOKENIZER_CONFIG).get("chat_template")
+    template = _read_config(source).get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")

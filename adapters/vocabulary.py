@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adapters.contract import ModelRefused, Progress
-from adapters.decoder.hf_config import CONFIG_FILE, read_vocabulary_size
 from adapters.gguf_header import read_header
-from adapters.hf_directory import read_declared_fingerprint, read_json, title
+from adapters.hf_directory import read_declared_fingerprint, read_vocabulary_size, title
 from adapters.hf_hub import HUB_PREFIX, DownloadFailed, find_head, parse_id
 from adapters.model_source import ModelSource, resolve
 from adapters.tokenizer import byte_texts
@@ -22,8 +21,7 @@ SIMULATED_PREFIX = "simulated:"
 def vocabulary_of(file: ModelSource) -> list[str]:
     """Return the texts of all token ids in id order, the same whatever format a model comes in. Raises ModelRefused."""
     if file.path.is_dir():
-        config = read_json(file.path / CONFIG_FILE)
-        return vocabulary_texts(file.path, read_vocabulary_size(config, f"{title(file.path)}/{CONFIG_FILE}"))
+        return vocabulary_texts(file.path, read_vocabulary_size(file.path))
     texts = token_texts(read_header(file.path, file.whole_bytes))
     if not texts:
         raise ModelRefused(f"{file.path.name}: it has no vocabulary (tokenizer.ggml.tokens). Choose another model.")

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSpec
-from adapters.names import GGUF_ADAPTERS
+from adapters.ir_facts import IR_ADAPTER
+from adapters.names import GGUF_ADAPTERS, OWN_ADAPTERS
 
 
 def refuse_decoder(adapter: str, spec: DecoderSpec, *, static: bool = False) -> None:
@@ -18,6 +19,19 @@ def refuse_decoder(adapter: str, spec: DecoderSpec, *, static: bool = False) -> 
     find = _LIMITS.get((adapter, static))
     if find is not None and (why := find(spec)):
         raise ModelRefused(why)
+
+
+def explain_no_ir(adapter: str, *, static: bool = False) -> str:
+    """Return why an adapter of ours (or "auto") does not run a directory in OpenVINO's form, with the way out; "" where
+    it does."""
+    if adapter in OWN_ADAPTERS and adapter != IR_ADAPTER:
+        return f"it is in OpenVINO's form (IR), and {adapter} does not read that. Set adapter: {IR_ADAPTER}."
+    if static:
+        return (
+            "it is in OpenVINO's form (IR), which runs with open shapes alone. Set device: CPU or GPU, or take the "
+            "model's GGUF file or safetensors."
+        )
+    return ""
 
 
 def refuse_directory(adapter: str, name: str) -> None:

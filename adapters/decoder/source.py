@@ -10,10 +10,11 @@ from adapters.decoder import from_gguf
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.from_safetensors import round_to_bfloat16
 from adapters.decoder.gguf_blocks import type_name
-from adapters.decoder.spec import Dense, Grouped, OnRead, Tensor, Weights, ignore_read
+from adapters.decoder.spec import Dense, Grouped, NotConvertible, OnRead, Tensor, Weights, ignore_read
 from adapters.gguf_header import read_header
 from adapters.gguf_splits import read_model_header
-from adapters.hf_directory import open_weights, read_declared_fingerprint
+from adapters.hf_directory import is_ir, open_weights, read_declared_fingerprint
+from adapters.ir_facts import IR_ADAPTER
 from adapters.tokenizer_gguf import token_texts
 from adapters.tokenizer_hf import vocabulary_texts
 from device_profiles.profile import DRAFT, FAST, Precision, WeightsFormat
@@ -31,6 +32,11 @@ def open_source(source: Path, precision: WeightsFormat | None = None, on_read: O
     quantised come in groups, the nearest to the file's exact values. With INT4 4-bit formats come in 4 bits with whole
     zeros. With INT8 all come in 8 bits. Raises ModelRefused when the source is damaged or not supported.
     """
+    if is_ir(source):
+        raise NotConvertible(
+            f"{hf_directory.title(source)}: it is in OpenVINO's form (IR), which is run as it is: set adapter: "
+            f"{IR_ADAPTER}, and leave weights at auto."
+        )
     if source.is_dir():
         if precision == DRAFT:
             raise ModelRefused(f"{source.name}: weights in {DRAFT} are made of GGUF files alone. Leave them at auto.")
@@ -77,7 +83,7 @@ def list_shape_values(source: Path) -> list[tuple[Path, int, int]]:
     """Return which values `open_source` looks at, beside the heads of the files: file, first byte and count of bytes.
     Raises ModelRefused."""
     if source.is_dir():
-        return hf_directory.list_shape_values(source)
+        return [] if is_ir(source) else hf_directory.list_shape_values(source)
     return from_gguf.list_shape_values(read_model_header(source))
 
 

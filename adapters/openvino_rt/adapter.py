@@ -27,6 +27,7 @@ from adapters.conversion_process import run_conversion
 from adapters.device_memory import read_openvino_memory
 from adapters.hardware import processor
 from adapters.hf_directory import title
+from adapters.ir_facts import IR_IS_WHOLE
 from adapters.openvino_rt.classes import HINTS, KV_HINTS, effective_class, list_numerical_classes
 from adapters.openvino_rt.convert import MODEL_FILE
 from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
@@ -193,6 +194,8 @@ class OpenVinoAdapter:
         core = core_with(options.device)
         facts = read_facts(prepared)
         check_layers(layers, facts["layers"])
+        if "linked" in facts and layers != LayerRange(0, facts["layers"]):
+            raise ModelRefused(f"{facts['linked']}: {IR_IS_WHOLE}")
         chosen = options.numerical_class or self.classes(options)[0][0]
         progress("load", 0.0)
         compiled = self._compile(core, prepared / MODEL_FILE, options, chosen, (layers, facts["layers"]))

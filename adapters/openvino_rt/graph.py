@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from adapters.contract import LayerRange
+from adapters.contract import LayerRange, ModelRefused
 
 ROWS_INPUT = "wanted_rows"
 HIDDEN_INPUT = "hidden_states"
+KV_PREFIXES = ("key_cache.", "value_cache.")
+INPUTS = frozenset(
+    {
+        *("input_ids", "position_ids", "past_lens", "subsequence_begins"),
+        *("block_indices", "block_indices_begins", "max_context_len"),
+    }
+)
+"""Of a paged graph, beside its caches."""
 
 
 def name_input_of(layer: int) -> str:
@@ -20,15 +28,29 @@ def read_paged(source: Path) -> Any:
     """Read a stateful decoder IR and return the paged-attention `openvino.Model`, with a `wanted_rows` input.
 
     The transformed model cannot be saved (OpenVINO does not read its attention operation back), so this runs at
-    every load. Raises RuntimeError (OpenVINO's own) when the graph is not a decoder that the transformation knows.
+    every load. Raises RuntimeError (OpenVINO's own) when the graph is not a decoder that the transformation knows, and
+    ModelRefused when something of it is left that is not paged.
     """
     import openvino as ov
     from openvino._offline_transformations import paged_attention_transformation
 
     model = ov.Core().read_model(source)
     paged_attention_transformation(model)
+    if why := _find_unpaged(model):
+        raise ModelRefused(f"{why}. OpenVINO's paged attention cannot run it; its GGUF file may run on llama_cpp.")
     _gather_before_output_layer(model)
     return model
+
+
+def _find_unpaged(model: Any) -> str:
+    """Return what is left of a graph that nobody would fill: a state beside the paged keys and values, or an input."""
+    states = [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]
+    if states:
+        name = states[0].get_attributes()["variable_id"]
+        return f"it remembers a text in a state ({name}), which stays outside of the paged keys and values"
+    names = [port.any_name for port in model.inputs]
+    unknown = [name for name in names if name not in INPUTS and not name.startswith(KV_PREFIXES)]
+    return f"it reads {unknown[0]}, which this runtime does not give it" if unknown else ""
 
 
 def keep_layers(model: Any, layers: LayerRange, count: int) -> Any:

@@ -32,7 +32,7 @@ from adapters.contract import (
 )
 from adapters.kv_blocks import BlockPool
 from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
-from adapters.openvino_rt.graph import HIDDEN_INPUT, ROWS_INPUT
+from adapters.openvino_rt.graph import HIDDEN_INPUT, KV_PREFIXES, ROWS_INPUT
 from adapters.pooled import Bytes, PooledModel
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
@@ -40,7 +40,6 @@ from device_profiles.workload import ModelSpec
 
 _FILLER = 0
 """The token of a row that nobody asked for: every vocabulary has it."""
-_KV_PREFIXES = ("key_cache.", "value_cache.")
 
 
 @dataclass(slots=True)
@@ -158,7 +157,7 @@ class PagedModel(PooledModel):
         """Give every layer its share of the pool; returns (positions of a block, number of blocks)."""
         import openvino as ov
 
-        caches = [port for port in self._compiled.inputs if port.any_name.startswith(_KV_PREFIXES)]
+        caches = [port for port in self._compiled.inputs if port.any_name.startswith(KV_PREFIXES)]
         shapes = [[port.get_partial_shape()[axis].get_length() for axis in (1, 2, 3)] for port in caches]
         block_bytes = sum(
             int(np.prod(shape)) * port.get_element_type().size for shape, port in zip(shapes, caches, strict=True)

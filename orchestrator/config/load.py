@@ -13,6 +13,7 @@ from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSizes
 from adapters.distributions import list_foreign
 from adapters.hf_hub import HUB_PREFIX
+from adapters.ir_facts import IrFacts
 from adapters.llama_cpp.library import WrongLibrary
 from adapters.model_checks import explain_no_drafts
 from adapters.model_source import check_source
@@ -42,6 +43,7 @@ from orchestrator.config.target_checks import (
 from orchestrator.config.tracing import check_tracing
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
+from policies.models.quantization import AS_FILE
 
 _NAME_BYTES = 8
 _ON_ALL_HOSTS = " This host needs the model at the same place as the hosts that run it: the daemon translates text."
@@ -212,11 +214,16 @@ def _check_source(
     chosen = "" if elsewhere and adapter == AUTO else adapter
     static, draft = model.static_shapes == "on" or split_device(model.device)[0] == "npu", isinstance(model, ModelDraft)
     try:
-        return check_source(source, file.base, chosen, static=static, draft=draft)
+        sizes = check_source(source, file.base, chosen, static=static, draft=draft)
     except ModelRefused as error:
         if elsewhere and isinstance(error, WrongLibrary):
             return None  # the hosts that run it have libraries of their own, and say so when they load it
         raise file.refuse(place, f"{error}{_ON_ALL_HOSTS if elsewhere else ''}") from error
+    if isinstance(sizes, IrFacts) and model.weights not in (AUTO, AS_FILE):
+        raise file.refuse(
+            (*place[:-1], "weights"), f"{source} is an OpenVINO IR, which is run as it is; leave this out"
+        )
+    return sizes
 
 
 def _check_endpoint(at: Place, draft: EndpointDraft, file: SourceFile) -> None:

@@ -7,6 +7,7 @@ import os
 from adapters.contract import ModelRefused, cut_layers
 from adapters.decoder.spec import DecoderSizes, DecoderSpec, describe_too_many
 from adapters.hf_facts import LOADED_WHOLE, DirectoryFacts
+from adapters.model_checks import refuse_whole
 from adapters.names import LLAMA_CPP, OWN_ADAPTERS, SHARDING_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
 from device_profiles.device_names import CUDA_KIND, find_index, is_processor, list_rank_devices, split_device
@@ -308,16 +309,10 @@ def _check_shards(
         raise file.refuse(place, why)
     if decoder is not None:
         try:
-            _check_cut(model, decoder)
+            refuse_whole(decoder, model.source)
+            cut_layers([shard.layers for shard in model.shards], decoder.layers, model.source)
         except ModelRefused as error:
             raise file.refuse(place, error) from error
-
-
-def _check_cut(model: Target, decoder: DecoderSizes) -> None:
-    """Raise ModelRefused where a target's shards are not its layers."""
-    if isinstance(decoder, DirectoryFacts):
-        raise ModelRefused(f"{LOADED_WHOLE}; leave shards out")
-    cut_layers([shard.layers for shard in model.shards], decoder.layers, model.source)
 
 
 def _find_auto(model: Target | ModelDraft) -> str:

@@ -11,7 +11,9 @@ from adapters.decoder.facts import DecoderFacts
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.device_memory import read_device_memory
 from adapters.gguf_splits import read_model_header
+from adapters.hf_directory import is_ir
 from adapters.hf_facts import DirectoryFacts
+from adapters.ir_facts import IrFacts
 from adapters.model_source import ModelSource, check_model
 from adapters.model_store import ModelStore
 from adapters.quality import read_quality
@@ -63,6 +65,8 @@ def choose_model_precision(
         device = replace(device, weights=(), has_fast=False)
     title, memory = f"{file.name} on {adapter.name} {device.name}", read_device_memory(device)
     holds_all = whole and device.layer_costs is None
+    if is_ir(file.path):
+        device = replace(device, has_draft=False)  # it is run as it is
     try:
         choice = choose_precision(
             device,
@@ -88,10 +92,10 @@ def variant(adapter: Adapter, weights: str) -> Variant:
 
 def sizes_of(file: ModelSource, adapter: str = "") -> ModelSizes:
     """Return a model's sizes from the head of its files, as an adapter is to hold it. Raises ModelRefused."""
-    size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
+    size = file.weights_bytes
     facts = check_model(file, adapter)
     draft_bytes = 0 if file.path.is_dir() else count_draft_bytes(read_model_header(file.path))
-    if isinstance(facts, DecoderFacts):
+    if isinstance(facts, DecoderFacts | IrFacts):
         held = facts.held_bytes if isinstance(facts, DirectoryFacts) else size
         return ModelSizes(facts.matrix_elements, size, facts.stored, held, draft_bytes=draft_bytes, converts=False)
     weights = open_source(file.path)

@@ -10,9 +10,10 @@ from adapters.decoder.source import count_held_bytes, open_source
 from adapters.decoder.spec import DecoderSizes, DecoderSpec
 from adapters.gguf_splits import read_model_header
 from adapters.hf_facts import DirectoryFacts
+from adapters.ir_facts import IrFacts
+from adapters.model_checks import list_only_runtimes
 from adapters.model_digests import digest_at_hand, parse_simulated_script
 from adapters.model_source import check_model, resolve
-from adapters.names import LLAMA_CPP, TRANSFORMERS
 from adapters.simulated.script import Script
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.profile import DRAFT, FAST, Precision
@@ -30,8 +31,7 @@ _FILE_BITS = 16.0  # of a weight of a model that is not there and is to be taken
 class PlannedModel:
     """A model to place. `weights`: the number formats to choose from, empty where the device decides. `file_bits`: of
     a weight as the model's file has it. `digest` of its files, "" where they are not there. `runtimes`: which alone run
-    it, empty for all. `own_format`: AS_FILE, or DRAFT for a draft that gets a copy. `cuts`: whether its layers may be
-    spread over devices."""
+    it, empty for all. `own_format`: AS_FILE, or DRAFT for a draft that gets a copy. `whole`: its layers are not cut."""
 
     name: str
     shape: DecoderShape
@@ -40,7 +40,7 @@ class PlannedModel:
     digest: str = ""
     runtimes: tuple[str, ...] = ()
     own_format: str = AS_FILE
-    cuts: bool = True
+    whole: bool = False
 
     @property
     def facts(self) -> ModelFacts:
@@ -99,24 +99,19 @@ def model_at_hand(
         return PlannedModel(name or "simulated-toy", replace(_TOY, layers=layers), digest=digest)
     file = resolve(source, base, adapter=adapter)
     sizes = check_model(file, adapter)
-    size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
-    runtimes: tuple[str, ...] = ()
-    if isinstance(sizes, DirectoryFacts):
-        size, runtimes = sizes.held_bytes, (TRANSFORMERS,)
-    elif not isinstance(sizes, DecoderSpec):
-        runtimes = (LLAMA_CPP,)
-    elif weights != FAST:
+    size = sizes.held_bytes if isinstance(sizes, DirectoryFacts) else file.weights_bytes
+    if isinstance(sizes, DecoderSpec) and weights != FAST:
         size = count_held_bytes(open_source(file.path)) or size
     own_format = AS_FILE
     if drafts and weights in (AUTO, DRAFT) and not file.path.is_dir():
         draft_bytes = count_draft_bytes(read_model_header(file.path))
         if draft_bytes < size:
             size, own_format = draft_bytes, DRAFT
-    formats = () if weights == AUTO else (weights,)
-    shape = _shape_of_sizes(sizes)
-    cuts = not isinstance(sizes, DirectoryFacts)
+    whole = isinstance(sizes, IrFacts | DirectoryFacts)
+    formats = (AS_FILE,) if isinstance(sizes, IrFacts) else () if weights == AUTO else (weights,)
+    shape, runtimes = _shape_of_sizes(sizes), list_only_runtimes(sizes)
     bits = 8.0 * size / shape.elements
-    return PlannedModel(name or file.name, shape, formats, bits, digest, runtimes, own_format, cuts)
+    return PlannedModel(name or file.name, shape, formats, bits, digest, runtimes, own_format, whole)
 
 
 def _shape_of_sizes(sizes: DecoderSizes) -> DecoderShape:

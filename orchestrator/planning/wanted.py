@@ -221,7 +221,7 @@ def build_plan_goal(request: PlanRequest, drafters: Sequence[DrafterFacts]) -> P
             apart="" if placement.anti_affinity == "none" else placement.anti_affinity,
             replicas_apart=placement.replicas_apart,
             zones=placement.zones,
-            sharding=placement.sharding if request.target.cuts else "never",
+            sharding="never" if request.target.whole else placement.sharding,
             one_host=request.one_host,
             shard_runtimes=request.shard_runtimes,
             max_replicas=request.replicas,

@@ -23,6 +23,7 @@ from tests.support import tiny_models
 from tests.support.daemon import outrider_process
 from tests.support.hub_server import Hub, serving
 from tests.support.tiny_gguf import Tiny, list_split, write
+from tests.support.tiny_ir import write_ir
 from tests.support.tiny_llama_files import write_llama_file
 
 ROOT = Path(__file__).parents[2]
@@ -200,6 +201,27 @@ def test_all_files_of_a_split_model_come_by_the_name_of_the_first(hub: Hub, tmp_
     assert hub.downloads("/other.gguf") == []
     (other,) = resolve_sources(hub, tmp_path, f"hf:org/split/q4/{others[0]}")
     assert f"Name the first one: {first}" in other["text"]
+
+
+def test_a_model_in_openvinos_form_comes_once_and_its_graph_before_its_weights(hub: Hub, tmp_path: Path) -> None:
+    directory = write_ir(tmp_path / "ir", "llama")
+    files = {path.name: path.read_bytes() for path in directory.iterdir()}
+    states = files["openvino_model.xml"].replace(b'variable_shape="?,4,?,32"', b'variable_shape="?,64,4"')
+    noise = {"openvino_detokenizer.xml": b"graph", "openvino_tokenizer.xml": b"graph", "onnx/model.onnx": b"graph"}
+    hub.models |= {"OpenVINO/tiny-int4-ov": files | noise, "org/recurrent": files | {"openvino_model.xml": states}}
+    source = "hf:OpenVINO/tiny-int4-ov"
+    first, again = resolve_sources(hub, tmp_path, source, source)
+    assert (first["name"], set(first["files"])) == ("tiny-int4-ov", set(files))
+    assert again == first | {"stages": []}
+    assert len(hub.downloads("openvino_model.bin")) == 1
+    (refused,) = resolve_sources(hub, tmp_path, "hf:org/recurrent")
+    assert "in a state (past_key_values." in refused["text"]
+    config = tmp_path / "c.yaml"
+    for adapter, words in (("openvino_rt", ""), ("torch_device", "Set adapter: openvino_rt")):
+        config.write_text(f"model: {{source: '{source}', adapter: {adapter}}}\n")
+        done = check_config(hub, tmp_path, config, XDG_STATE_HOME=str(tmp_path / "state"))
+        assert (done.returncode, words in done.stderr) == (1 if words else 0, True), done.stderr
+    assert len(hub.downloads("openvino_model.bin")) == 1
 
 
 def test_faults_of_a_split_model_are_told_before_the_weights_are_asked_for(hub: Hub, tmp_path: Path) -> None:

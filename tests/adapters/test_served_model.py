@@ -16,6 +16,8 @@ import pytest
 
 from adapters.contract import LoadOptions, ModelRefused
 from adapters.decoder.source import open_source
+from adapters.decoder.spec import DecoderSizes
+from adapters.hf_directory import is_ir, read_ir_facts
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import ModelSource, check_model, resolve
 from adapters.model_store import ModelReplaced, ModelStore, StoreFull, StoreUnwritable
@@ -27,6 +29,7 @@ from orchestrator.fitting.precision import sizes_of
 from orchestrator.worker.loading.memory import predict_memory
 from tests.support import tiny_gguf, tiny_models
 from tests.support.tiny_gguf import Tiny
+from tests.support.tiny_ir import write_ir
 
 MODEL = Tiny("llama", vocabulary=94, words=(*map(chr, range(33, 126)), "xy"))
 
@@ -68,6 +71,7 @@ def serve(base: Path, store: Path, source: str) -> Served:
 
 SPLIT = "model-00001-of-00003.gguf"
 KINDS = ["gguf", "gguf with rope factors", "split gguf", "directory", "directory with a head beside a tied one"]
+KINDS += ["IR directory"]
 
 
 @pytest.fixture(params=KINDS)
@@ -78,12 +82,18 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
         return serve(tmp_path, tmp_path / "store", SPLIT)
     if request.param.startswith("gguf"):
         tiny_gguf.write(tmp_path / "model", replace(MODEL, rope_factors="rope" in request.param))
+    elif request.param.startswith("IR"):
+        write_ir(tmp_path / "model", "llama")
     else:
         tiny_models.write_model(tmp_path / "model", "llama", shards=2)
     if "tied" in request.param:
         config = tmp_path / "model" / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
     return serve(tmp_path, tmp_path / "store", "model")
+
+
+def read_shape(path: Path) -> DecoderSizes:
+    return read_ir_facts(path) if is_ir(path) else open_source(path).spec
 
 
 def swap(served: Served) -> None:
@@ -138,8 +148,7 @@ def test_what_is_at_its_place_serves_where_it_is_the_same(served: Served) -> Non
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_the_head_stands_for_files_that_were_replaced(served: Served, harm: Callable[[Served], None]) -> None:
-    before = open_source(served.file.path)
-    spec, vocabulary = before.spec, vocabulary_in(served.file)
+    spec, vocabulary = read_shape(served.file.path), vocabulary_in(served.file)
     known, options = sizes_of(served.file), LoadOptions(device="CPU", kv_cache_bytes=1 << 20, slots=1)
     sizes = [file.stat().st_size for file in served.file.content]
     harm(served)
@@ -148,7 +157,7 @@ def test_the_head_stands_for_files_that_were_replaced(served: Served, harm: Call
     assert (restored.name, restored.digest[:16]) == (served.file.name, served.identity.digest)
     assert [file.stat().st_size for file in restored.content] == sizes
     assert [file.name for file in restored.content] == [file.name for file in served.file.content]
-    assert (open_source(restored.path).spec, vocabulary_in(restored)) == (spec, vocabulary)
+    assert (read_shape(restored.path), vocabulary_in(restored)) == (spec, vocabulary)
     store = ModelStore(served.store)
     (prepared,) = served.store.glob(f"{served.identity.digest}/tokenizer-*/")
     assert sizes_of(restored) == known
@@ -201,12 +210,12 @@ def remove_one(head: Path) -> None:
 
 @pytest.mark.parametrize("harm", [damage_sizes, damage_bytes, remove_one])
 def test_a_restored_head_that_is_damaged_is_made_anew(served: Served, harm: Callable[[Path], None]) -> None:
-    spec = open_source(served.file.path).spec
+    spec = read_shape(served.file.path)
     remove(served)
     (directory,) = {file.parent for file in served.find().content}
     harm(directory)
     again = served.find()
-    assert open_source(again.path).spec == spec
+    assert read_shape(again.path) == spec
     assert {file.parent for file in again.content} == {directory}
     assert {file.name for file in directory.parent.iterdir() if "restored" in file.name} == {directory.name}, (
         "nothing is left"
@@ -227,11 +236,11 @@ def refuse_writes(number: int) -> Callable[..., None]:
 def test_a_store_that_cannot_be_written_restores_elsewhere(
     served: Served, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = open_source(served.file.path).spec
+    spec = read_shape(served.file.path)
     remove(served)
     monkeypatch.setattr(os, "mkdir", refuse_writes(number))
     restored = served.find()
-    assert open_source(restored.path).spec == spec
+    assert read_shape(restored.path) == spec
     assert served.store not in restored.path.parents
     assert served.find().path == restored.path
     monkeypatch.setattr("tempfile.tempdir", str(served.base / "nowhere"))

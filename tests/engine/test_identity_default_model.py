@@ -8,12 +8,13 @@ whole model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from adapters.contract import LoadedModel
-from adapters.model_source import ModelSource
+from adapters.model_source import ModelSource, resolve
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.packed_tokens import pack_tokens
@@ -27,6 +28,7 @@ from tests.support.branches import TurningDrafter, branching_loop, count_branche
 from tests.support.drafters import texts_of
 from tests.support.kv_moves import MovingLoop
 from tests.support.loops import decode, loop_over, suffix
+from tests.support.tiny_ir import write_genai_ir
 
 pytestmark = pytest.mark.model
 SAMPLED = Sampling(0.8, top_p=0.95, seed=7)
@@ -37,9 +39,11 @@ TOKENS = 24
     scope="module",
     params=[
         pytest.param(("openvino_rt", "whole"), id="openvino_rt"),
+        pytest.param(("openvino_rt", "first layers as IR"), id="openvino_rt-ir-layers"),
         pytest.param(("onnx_rt", "first layers"), id="onnx_rt-layers"),
         pytest.param(("torch_device", "first layers"), id="torch_device-layers"),
         pytest.param(("llama_cpp", "first layers"), id="llama_cpp-layers"),
+        pytest.param(("openvino_rt", "whole as IR"), id="openvino_rt-ir", marks=pytest.mark.slow),
         pytest.param(("llama_cpp", "whole"), id="llama_cpp", marks=pytest.mark.slow),
         pytest.param(("onnx_rt", "whole"), id="onnx_rt", marks=pytest.mark.slow),
         pytest.param(("torch_device", "whole"), id="torch_device", marks=pytest.mark.slow),
@@ -56,8 +60,12 @@ def runtime(target) -> str:
 
 
 @pytest.fixture(scope="module")
-def source(target, file, layers_file) -> ModelSource:
-    return file if target[1] == "whole" else layers_file
+def source(target, file, layers_file, tmp_path_factory) -> ModelSource:
+    part, _, form = target[1].partition(" as ")
+    gguf = file if part == "whole" else layers_file
+    if not form:
+        return gguf
+    return resolve(str(write_genai_ir(gguf.path, tmp_path_factory.mktemp("ir") / "genai")), Path())
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +80,8 @@ def prompts(prompts, target) -> list[list[int]]:
     """Eight prompts, and fewer where the whole model takes longer."""
     few = {
         ("openvino_rt", "whole"): 4,
+        ("openvino_rt", "whole as IR"): 4,
+        ("openvino_rt", "first layers as IR"): 3,
         ("onnx_rt", "whole"): 4,
         ("llama_cpp", "whole"): 4,
         ("torch_device", "whole"): 2,

@@ -17,6 +17,7 @@ from adapters.contract import AdapterUnavailable, FilesInPlace, ModelRefused, Un
 from adapters.device_memory import read_device_memory
 from adapters.hardware import hardware, runtime_version
 from adapters.hf_facts import DirectoryFacts
+from adapters.ir_facts import IrFacts
 from adapters.model_digests import digest_at_hand
 from adapters.model_source import check_model, refuse_runtime, resolve
 from adapters.model_store import ModelStore
@@ -288,11 +289,13 @@ def find_source_digest(options: ModelOptions) -> str:
 
 def _list_cut_runtimes(config: ClusterConfig, model: ModelOptions) -> tuple[str, ...]:
     """Return the runtimes whose layers a plan may spread over devices of this machine, or over hosts."""
+    simulated = model.source.startswith(SIMULATED_PREFIX)
     if config.placement.sharding == "never" or model.tensor_parallel > 1:
         return ()
     simulated = model.source.startswith(SIMULATED_PREFIX)
-    if not simulated and isinstance(check_model(resolve(model.source, Path(model.base)), AUTO), DirectoryFacts):
-        return ()  # transformers' own class is loaded whole
+    whole = DirectoryFacts | IrFacts  # is loaded whole
+    if not simulated and isinstance(check_model(resolve(model.source, Path(model.base)), AUTO), whole):
+        return ()
     own = CONVERTING_ADAPTERS if not simulated else ("simulated",)
     able = tuple(name for name in own if config.model.adapter in (AUTO, name))
     if config.cluster.address:
