@@ -91,7 +91,7 @@ class ModelDrafter:
         # What the target chooses where it rejects a draft's token.
         self._rival_calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
         self._guard = DraftGate(self._reading_ms)
-        self._step_ms = self._gated_ms = 0.0
+        self._step_ms = self._least_step_ms = self._gated_ms = 0.0
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """KV of the tokens that both begin with is kept."""
@@ -228,7 +228,7 @@ class ModelDrafter:
             self._model.close()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        worth = [] if self._meter.failed else self._guard.choose_asks(asks, self._known, self._step_ms)
+        worth = [] if self._meter.failed else self._guard.choose_asks(asks, self._known, self._least_step_ms)
         self._gated_ms = 0.0
         if not worth:
             return [NOTHING] * len(asks)
@@ -258,7 +258,8 @@ class ModelDrafter:
                 if known.held == rows:
                     self._cascade.times = self._time_steps(cache, known)
                     step_ms = self._cascade.times.ms[0]
-                    self._step_ms = min(self._step_ms or step_ms, step_ms) if cache is self._cache else 0.0
+                    self._least_step_ms = min(self._least_step_ms or step_ms, step_ms) if cache is self._cache else 0.0
+                    self._step_ms = self._least_step_ms
                 cache.drop(known)
         except AdapterError as error:
             self._meter.fail(str(error))
@@ -345,6 +346,7 @@ class ModelDrafter:
         if took_ms:
             token_ms = took_ms / tokens
             self._step_ms = update_mean(self._step_ms or token_ms, token_ms, _NEWEST_STEP)
+            self._least_step_ms = min(self._least_step_ms or token_ms, token_ms)
 
     def _step(self, cache: DraftCache, feeds: dict[DraftSequence, list[int]]) -> tuple[dict[DraftSequence, Row], float]:
         started_s = self._clock.monotonic_s()
