@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI
@@ -36,6 +37,7 @@ from tests.support.ready import PLAIN, change_ready
 TERMS = {field.name for field in dataclasses.fields(TargetTerms)}
 CONTEXT_TOKENS = 64
 EOS = 256
+WITHIN_S = 60.0  # a machine that stands still is waited for
 TOKENIZER = Tokenizer.bytes_only()
 _SANDBOX = Sandbox()  # of all apps: a process of its own takes a while to start
 atexit.register(_SANDBOX.close)
@@ -84,7 +86,8 @@ class ScriptedControl:
     """Answers every request with `steps` (the tokens of each delta), then `finish`.
 
     `error` is raised before step `error_at`; `hang_at` is the step that never comes. `submits` holds what was
-    asked, `ended` the ids whose iterator has run its cleanup, however it ended. `others`: replicas beside the first.
+    asked, `hung` the ids that have come to `hang_at`, `ended` those whose iterator has run its cleanup, however it
+    ended. `others`: replicas beside the first.
     """
 
     steps: list[list[int]] = field(default_factory=lambda: [list(b"hel"), list(b"lo")])
@@ -102,6 +105,7 @@ class ScriptedControl:
     others: list[tuple[Ready | None, Gauges | None]] = field(default_factory=list)
     drafts: tuple[DraftView, ...] = ()
     submits: list[Submit] = field(default_factory=list)
+    hung: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     no_room: RequestError | None = None
     overridden: list[tuple[Override | None, str, str, int | None]] = field(default_factory=list)
@@ -148,6 +152,7 @@ class ScriptedControl:
                 if self.error is not None and index == self.error_at:
                     raise self.error
                 if index == self.hang_at:
+                    self.hung.append(submit.request_id)
                     await asyncio.Event().wait()
                 last = index == len(self.steps) - 1
                 counts = (len(submit.prompt), 5, 4, 6, 3, 1.0, 2.0, self.reused, self.tolerance_delta)
@@ -161,8 +166,14 @@ class ScriptedControl:
 
     async def until_all_ended(self) -> None:
         """Wait until something was asked and nothing of it is still running."""
-        async with asyncio.timeout(3.0):
+        async with asyncio.timeout(WITHIN_S):
             await self._idle.wait()
+
+    async def until_hung(self, requests: int) -> None:
+        """Wait until so many requests have come to the step that never comes."""
+        async with asyncio.timeout(WITHIN_S):
+            while len(self.hung) < requests:  # noqa: ASYNC110 -- tests look from outside
+                await asyncio.sleep(0.005)
 
 
 def app_over(
@@ -198,6 +209,15 @@ async def serving(app: FastAPI) -> AsyncIterator[str]:
         finally:
             server.should_exit = True
             await task
+
+
+async def leave_hanging(client: httpx.AsyncClient, path: str, body: dict[str, Any], control: ScriptedControl) -> None:
+    """Ask, and go away while the answer hangs: the connection is closed."""
+    request = asyncio.create_task(client.post(path, json=body))
+    await control.until_hung(len(control.hung) + 1)
+    request.cancel()
+    await asyncio.wait({request})
+    assert request.cancelled()
 
 
 @asynccontextmanager

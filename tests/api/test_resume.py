@@ -28,7 +28,7 @@ class Event(NamedTuple):
     data: Any
 
 
-def book_of(detached_s: float = 30.0) -> AnswerBook:
+def book_of(detached_s: float = 600.0) -> AnswerBook:
     return AnswerBook(BookLimits(1 << 20, 60.0, detached_s), SystemClock())
 
 
