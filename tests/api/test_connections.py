@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -27,14 +28,16 @@ PATIENT = ConnectionLimits(64, 30.0, 30.0, 30.0, 30.0)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = json.dumps(ASK).encode()
 WITHIN_S = 60.0
+IDLE_S = 0.7
 
 
 @dataclass
 class Served:
-    """An app that is served: where, and the connections that tests have opened."""
+    """An app that is served: where, and the connections and tasks that tests have begun."""
 
     port: int
     opened: list[asyncio.StreamWriter] = field(default_factory=list)
+    dripping: list[asyncio.Task[bytes]] = field(default_factory=list)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection; it is closed in the end."""
@@ -49,17 +52,35 @@ class Served:
         await reader.readuntil(b"\r\n\r\n")
         return reader, writer
 
-    async def drip(self, begin: bytes, rest: bytes) -> bytes:
-        """Send the beginning, then the rest byte by byte, slowly; returns what the server says before it closes."""
+    def drip(self, begin: bytes, rest: bytes) -> asyncio.Task[bytes]:
+        """Send the beginning, then the rest byte by byte, slowly; gives what the server says before it closes."""
+        self.dripping.append(asyncio.create_task(self._drip(begin, rest)))
+        return self.dripping[-1]
+
+    async def close(self) -> None:
+        """Leave nothing open, whatever became of the test."""
+        for task in self.dripping:
+            task.cancel()
+        await asyncio.gather(*self.dripping, return_exceptions=True)
+        for writer in self.opened:
+            writer.close()
+        for writer in self.opened:
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _drip(self, begin: bytes, rest: bytes) -> bytes:
         reader, writer = await self.connect()
         answer = asyncio.create_task(reader.read())
         writer.write(begin)
-        for index in range(len(rest)):
-            writer.write(rest[index : index + 1])
-            await asyncio.wait({answer}, timeout=0.05)
-            if answer.done():
-                break
-        return await asyncio.wait_for(answer, WITHIN_S)
+        try:
+            for index in range(len(rest)):
+                writer.write(rest[index : index + 1])
+                await asyncio.wait({answer}, timeout=0.05)
+                if answer.done():
+                    break
+            return await asyncio.wait_for(answer, WITHIN_S)
+        finally:
+            answer.cancel()
 
 
 @asynccontextmanager
@@ -72,13 +93,11 @@ async def serve_watched(
         served = Served(tcp.getsockname()[1])
         client = AsyncOpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="unused", max_retries=0)
         async with serving(app, tcp, watch):
-            async with client:
-                yield served, watch, client
-            for writer in served.opened:
-                writer.close()
-            for writer in served.opened:
-                with suppress(OSError):
-                    await writer.wait_closed()
+            try:
+                async with client:
+                    yield served, watch, client
+            finally:
+                await served.close()
 
 
 async def until(happened: Callable[[], bool]) -> None:
@@ -101,7 +120,7 @@ async def until(happened: Callable[[], bool]) -> None:
 )
 async def test_who_sends_byte_by_byte_is_answered_408_and_nobody_else_waits(begin, rest, limits, reason):
     async with serve_watched(app_over(ScriptedControl()), limits) as (served, watch, client):
-        slow = [asyncio.create_task(served.drip(begin, rest)) for _ in range(20)]
+        slow = [served.drip(begin, rest) for _ in range(20)]
         await until(lambda: len(watch) > 0 or bool(watch.closed))  # on a machine that stood still, closed by now
         await client.completions.create(**ASK)
         for answer in await asyncio.gather(*slow):
@@ -129,16 +148,24 @@ async def test_who_sends_a_body_slowly_takes_nobodys_place():
 
 
 async def test_a_connection_that_asks_nothing_is_closed_and_one_that_asks_is_kept():
-    async with serve_watched(app_over(ScriptedControl()), replace(PATIENT, idle_timeout_s=0.6)) as (served, watch, _):
+    limits = replace(PATIENT, idle_timeout_s=IDLE_S)
+    async with serve_watched(app_over(ScriptedControl()), limits) as (served, watch, _):
         silent, _ = await served.connect()
         reader, writer = await served.connect()
-        for _ in range(4):  # each answer begins the time anew
+        first_s = last_s = time.monotonic()
+        while last_s < first_s + 2 * IDLE_S:  # each answer begins the time anew
+            asked_s = time.monotonic()
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
-            head = await reader.readuntil(b"\r\n\r\n")
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, OSError):
+                assert time.monotonic() - last_s > IDLE_S  # the machine stood still
+                break
             assert head.startswith(b"HTTP/1.1 200 ")
             length = next(int(line.split(b":")[1]) for line in head.splitlines() if b"content-length" in line.lower())
             await reader.readexactly(length)
-            await asyncio.sleep(0.25)
+            last_s = asked_s
+            await asyncio.sleep(0.1)
         assert await asyncio.wait_for(silent.read(), WITHIN_S) == b""
         assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
         assert watch.closed == {"idle_timeout": 2}
