@@ -26,7 +26,8 @@ from policies.serving.overrides import EffectiveBound, Scope
 from tests.api.support import ScriptedControl, app_over, client_of, serving
 
 SOON: dict[str, Any] = {"headers_after_s": 0.05, "keep_alive_s": 0.05}
-PAUSE_S = 0.4
+LATE_S = 600.0
+PINGS_IN_A_PAUSE = 3
 CHAT: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "toy", "prompt": "x", "max_tokens": 5},
@@ -42,14 +43,16 @@ routes = pytest.mark.parametrize("path", ROUTES)
 
 @dataclass
 class SlowControl(ScriptedControl):
-    """Waits before the steps that `pauses` names, so many seconds."""
+    """Waits before the steps that `pauses` names: so many seconds, or until its client has `heard` enough pings."""
 
-    pauses: dict[int, float] = field(default_factory=lambda: {0: PAUSE_S})
+    pauses: dict[int, float | None] = field(default_factory=lambda: {0: None})
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         number = 0
         async for delta in super().generate(submit):
-            await asyncio.sleep(self.pauses.get(number, 0.0))
+            pause_s = self.pauses.get(number, 0.0)
+            await (self.heard.wait() if pause_s is None else asyncio.sleep(pause_s))
             number += 1
             yield delta
 
@@ -62,17 +65,33 @@ def blocks(text: str) -> list[str]:
 
 async def stream(path: str, control: ScriptedControl, **settings: Any) -> httpx.Response:
     async with serving(app_over(control, **SOON | settings)) as url, httpx.AsyncClient(base_url=url) as client:
-        return await client.post(path, json=ROUTES[path] | {"stream": True})
+        return await read_over_pings(client, path, ROUTES[path] | {"stream": True}, control)
+
+
+async def read_over_pings(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], control: ScriptedControl, pings: int = PINGS_IN_A_PAUSE
+) -> httpx.Response:
+    """Return a whole answer. A slow control is told once so many pings have come."""
+    text = ""
+    async with client.stream("POST", path, json=body) as response:
+        async for part in response.aiter_text():
+            text += part
+            if isinstance(control, SlowControl) and text.count(PINGS[path]) >= pings:
+                control.heard.set()
+    return httpx.Response(response.status_code, headers=response.headers, text=text)
 
 
 @routes
 @pytest.mark.parametrize("before", [0, 1], ids=["the-first-token", "a-later-token"])
 async def test_silences_are_filled_and_the_events_are_the_same(path: str, before: int):
     quick = blocks((await stream(path, SlowControl(pauses={}))).text)
-    answer = await stream(path, SlowControl(pauses={before: PAUSE_S}))
+    began_s = time.monotonic()
+    headers_after_s = LATE_S if before else SOON["headers_after_s"]  # they wait for the first token, or do not
+    answer = await stream(path, SlowControl(pauses={before: None}), headers_after_s=headers_after_s)
+    took_s = time.monotonic() - began_s
     slow = blocks(answer.text)
     pings = [place for place, block in enumerate(slow) if block == PINGS[path]]
-    assert 3 <= len(pings) <= PAUSE_S / SOON["keep_alive_s"] + 2
+    assert PINGS_IN_A_PAUSE <= len(pings) <= took_s / SOON["keep_alive_s"] + 2
     assert (pings[0] == 0) == (before == 0)
     assert kinds(slow) == kinds(quick)
     assert texts(slow) == texts(quick) != ""
@@ -97,7 +116,7 @@ async def test_headers_go_before_the_first_token(path: str):
 @pytest.mark.parametrize("status", [400, 429, 503])
 async def test_a_refusal_that_comes_soon_has_its_own_status(path: str, status: int):
     refused = RequestError("not now", status=status, code="because", retry_after_s=7)
-    answer = await stream(path, SlowControl(error=refused, pauses={}), headers_after_s=5.0)
+    answer = await stream(path, SlowControl(error=refused, pauses={}), headers_after_s=LATE_S)
     assert answer.status_code == status
     assert answer.headers["Retry-After"] == "7"
 
@@ -106,10 +125,9 @@ async def test_a_refusal_that_comes_soon_has_its_own_status(path: str, status: i
 @pytest.mark.parametrize("error", [RequestError("too late", status=504, code="timeout"), ValueError("a bug")])
 async def test_a_refusal_behind_the_headers_is_an_event(path: str, error: Exception):
     @dataclass
-    class Failing(ScriptedControl):
+    class Failing(SlowControl):
         async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
             async for delta in super().generate(submit):
-                await asyncio.sleep(0.2)
                 if delta.tokens:
                     raise error
                 yield delta
@@ -149,7 +167,7 @@ async def test_the_real_clients_read_over_pings(path: str):
 
 
 async def test_a_late_failure_raises_in_the_real_client():
-    control = SlowControl(error=RequestError("gone", status=503, code="interrupted"), error_at=1)
+    control = SlowControl(error=RequestError("gone", status=503, code="interrupted"), error_at=1, pauses={0: 0.2})
     async with client_of(app_over(control, **SOON)) as client:
         with pytest.raises(openai.APIError, match="gone"):
             async for _ in await client.chat.completions.create(**CHAT, stream=True):
@@ -157,13 +175,15 @@ async def test_a_late_failure_raises_in_the_real_client():
 
 
 async def test_nothing_is_said_where_the_operator_wants_none():
-    answer = await stream("/v1/completions", SlowControl(), keep_alive_s=0.0)
+    answer = await stream("/v1/completions", SlowControl(pauses={0: 0.4}), keep_alive_s=0.0)
     assert answer.status_code == 200
     assert COMMENT.decode() not in answer.text
 
 
 async def test_a_stream_that_is_never_silent_has_no_pings():
-    answer = await stream("/v1/completions", ScriptedControl(steps=[[97]] * 50), headers_after_s=5.0, keep_alive_s=0.5)
+    answer = await stream(
+        "/v1/completions", ScriptedControl(steps=[[97]] * 50), headers_after_s=LATE_S, keep_alive_s=LATE_S
+    )
     assert COMMENT.decode() not in answer.text
 
 
@@ -171,15 +191,19 @@ async def test_a_stream_goes_on_behind_an_event_over_pings():
     book = AnswerBook(BookLimits(2**20, 60.0, 60.0), SystemClock())
     headers = {"Accept": "text/event-stream", "Idempotency-Key": "k"}
     body = ROUTES["/v1/completions"] | {"stream": True}
-    app = app_over(SlowControl(pauses={0: 0.2, 1: 0.2}), book=book, **SOON)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, headers=headers) as client:
-        whole = blocks((await client.post("/v1/completions", json=body)).text)
-        events = [block for block in whole if block != PINGS["/v1/completions"]]
+    control = SlowControl(pauses={0: 0.0, 1: None})
+    async with (
+        serving(app_over(control, book=book, **SOON)) as url,
+        httpx.AsyncClient(base_url=url, headers=headers) as client,
+    ):
+        whole = blocks((await read_over_pings(client, "/v1/completions", body, control, 1)).text)
+        ping = PINGS["/v1/completions"]
+        events = [block for block in whole if block != ping]
         assert len(events) < len(whole)
         assert all(block.startswith(("id: ", "data: [DONE]")) for block in events)
         name = events[0].split("\n")[0].removeprefix("id: ")
         rest = await client.post("/v1/completions", json=body, headers={"Last-Event-ID": name})
-        assert blocks(rest.text) == events[1:]
+        assert [block for block in blocks(rest.text) if block != ping] == events[1:]
 
 
 async def test_a_slow_reader_gets_no_pile_of_pings():
