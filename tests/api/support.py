@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.clock import SystemClock
+from orchestrator.clock import Clock, SystemClock
 from orchestrator.daemon.api.app import ApiSettings, create_app
 from orchestrator.daemon.api.served import ServedTarget, TargetTerms
 from orchestrator.daemon.control.operator_desk import OperatorDesk
@@ -182,12 +182,14 @@ def app_over(
     max_body_bytes: int = 65_536,
     tokenizer: Tokenizer | None = TOKENIZER,
     book: AnswerBook | None = None,
+    clock: Clock | None = None,
     **settings: Any,
 ) -> FastAPI:
     """Return the public app over a scripted control. `settings`: of the API, or of the model."""
     terms = TargetTerms(**{name: settings.pop(name) for name in TERMS & settings.keys()})
     target = ServedTarget(control, lambda: tokenizer, lambda: "toy", terms)
-    return create_app([target], ApiSettings(max_body_bytes, **settings), SystemClock(), book=book, sandbox=_SANDBOX)
+    clock = SystemClock() if clock is None else clock
+    return create_app([target], ApiSettings(max_body_bytes, **settings), clock, book=book, sandbox=_SANDBOX)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -237,12 +236,13 @@ def test_decoding_is_idle_ok_or_stalled():
 
 
 async def test_health_tells_of_decoding_and_a_stall_is_503_on_its_own_route():
-    app = app_over(control := ScriptedControl(hang_at=1), stalled_after_s=0.1)
+    clock = HandClock()
+    app = app_over(control := ScriptedControl(hang_at=1), clock=clock, stalled_after_s=30.0)
     async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
         assert (await client.get("/health")).json()["decode"]["status"] == "idle"
         async with client.stream("POST", "/v1/completions", json={"model": "toy", "prompt": "x", "stream": True}):
             assert (await client.get("/health/decode")).json()["status"] == "ok"
-            await asyncio.sleep(0.15)
+            clock.now_s += 31.0
             stalled = await client.get("/health/decode")
             assert stalled.status_code == 503
             assert stalled.json()["error"]["code"] == "decode_stalled"
