@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import psutil
 
 _SHORTEST_S, _LONGEST_S = 0.02, 0.2
+_TICK_S = 0.001
+
+
+class RunningTime:
+    """Time that stands still where the machine does, or where somebody else has it: another thread counts what it
+    slept. What is bounded by it was late by its own doing."""
+
+    def __enter__(self) -> RunningTime:
+        self._ticks, self._over = 0, threading.Event()
+        self._thread = threading.Thread(target=self._count, name="running time", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def read_s(self) -> float:
+        """Return the seconds since it was entered, at most."""
+        return self._ticks * _TICK_S
+
+    def _count(self) -> None:
+        while not self._over.is_set():
+            time.sleep(_TICK_S)
+            self._ticks += 1
 
 
 def until(happened: Callable[[], Any], seconds: float = 240.0) -> None:

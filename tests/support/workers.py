@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-import psutil
 
 from orchestrator.errors import ClusterAway
 from orchestrator.protocol.contract import Cluster, Worker
@@ -18,6 +17,7 @@ from orchestrator.protocol.events import Event
 from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.support import engines
+from tests.support.waiting import is_alive
 
 
 def rays_environment() -> dict[str, str]:
@@ -79,11 +79,8 @@ async def collect(events: AsyncIterator[Event], into: list[Event]) -> None:
 async def is_gone(pid: int, within_s: float = 5.0) -> bool:
     """Whether a process ends; one that nobody has reaped yet has ended too."""
     deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
+    while is_alive(pid):
+        if time.monotonic() >= deadline:
+            return not is_alive(pid)  # it may have ended while this process stood still
         await asyncio.sleep(0.02)
-    return False
+    return True

@@ -29,6 +29,7 @@ from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Refused, RoundReport
 from orchestrator.protocol.trace_messages import TraceContext
 from tests.support import engines
+from tests.support.waiting import RunningTime
 from tests.support.workers import collect, deltas, is_gone, rays_environment, start_worker, tokens_until
 
 PROMPT = [1, 2, 3]
@@ -173,10 +174,9 @@ async def test_sigkill_in_mid_stream_is_told_with_its_reason(cluster: Cluster) -
         worker.send(Submit("a", PROMPT, max_tokens=100_000))
         assert await tokens_until(events, 10) == engines.tokens(PROMPT, 10)
         os.kill(ready.pid, signal.SIGKILL)
-        killed = time.monotonic()
-        with pytest.raises(WorkerLost) as lost:
+        with RunningTime() as since_killed, pytest.raises(WorkerLost) as lost:
             await tokens_until(events, 100_000)
-        assert time.monotonic() - killed < 2.0
+        assert since_killed.read_s() < 2.0
         message = str(lost.value)
         assert f"pid {ready.pid}" in message
         assert "\n" not in message
@@ -254,8 +254,10 @@ async def test_a_worker_that_hangs_is_killed_after_the_grace(cluster: Cluster) -
     ready = await anext(event async for event in events if isinstance(event, Ready))
     worker.send(Submit("a", [engines.HANG, 0], max_tokens=1))
     before = time.monotonic()
-    await worker.stop(0.2)
-    assert 0.2 <= time.monotonic() - before < 4.0
+    with RunningTime() as running:
+        await worker.stop(0.2)
+    assert time.monotonic() - before >= 0.2
+    assert running.read_s() < 4.0
     assert await is_gone(ready.pid, within_s=3.0)
 
 
@@ -296,15 +298,17 @@ async def test_a_core_that_the_host_lacks_is_told_and_not_tried_again(cluster: C
 
 
 async def test_the_event_loop_lives_while_a_worker_starts(cluster: Cluster) -> None:
-    longest, last = 0.0, time.monotonic()
-    start = asyncio.create_task(cluster.start(engines.spec()))
-    while not start.done():
-        await asyncio.sleep(0.001)
-        now = time.monotonic()
-        longest, last = max(longest, now - last), now
+    longest_s = 0.0
+    with RunningTime() as running:
+        start = asyncio.create_task(cluster.start(engines.spec()))
+        while not start.done():
+            before = running.read_s(), time.thread_time()
+            await asyncio.sleep(0.001)
+            waited_s, computed_s = running.read_s() - before[0], time.thread_time() - before[1]
+            longest_s = max(longest_s, waited_s, computed_s)
     worker = await start
     await worker.stop(5.0)
-    assert longest < 0.25
+    assert longest_s < 0.25
 
 
 async def test_the_daemons_signal_handler_survives(cluster: Cluster, handler_seen: list[int], capfd: Any) -> None:

@@ -62,6 +62,16 @@ asyncio.run(main())
 
 async def kill_daemon(runtime: str, prompt: int, directory: Path | None = None, wait_s: float = 0.0) -> int:
     """Start a daemon with a worker that decodes, kill the daemon alone, and return the worker's number."""
+    driver, pid = await start_daemon(runtime, prompt, directory, wait_s)
+    with driver:
+        driver.kill()
+    return pid
+
+
+async def start_daemon(
+    runtime: str, prompt: int, directory: Path | None, wait_s: float
+) -> tuple[subprocess.Popen[str], int]:
+    """Start a daemon with a worker that decodes; returns it, and the worker's number."""
     told = (runtime, str(prompt), str(directory or ""), str(wait_s))
     driver = subprocess.Popen(  # noqa: ASYNC220 -- it is killed below, and must not be asyncio's child
         [sys.executable, "-c", DRIVER, *told],
@@ -69,15 +79,13 @@ async def kill_daemon(runtime: str, prompt: int, directory: Path | None = None, 
         stdout=subprocess.PIPE,
         text=True,
     )
-    with driver:
-        assert driver.stdout is not None
-        lines = iter(driver.stdout.readline, "")  # a log line may come before
-        pid = int(await asyncio.to_thread(lambda: next(line for line in lines if line.strip().isdigit())))
-        assert psutil.pid_exists(pid)
-        if prompt == engines.HANG:
-            await asyncio.sleep(0.2)
-        driver.kill()
-    return pid
+    assert driver.stdout is not None
+    lines = iter(driver.stdout.readline, "")  # a log line may come before
+    pid = int(await asyncio.to_thread(lambda: next(line for line in lines if line.strip().isdigit())))
+    assert psutil.pid_exists(pid)
+    if prompt == engines.HANG:
+        await asyncio.sleep(0.2)
+    return driver, pid
 
 
 @asynccontextmanager
@@ -151,10 +159,12 @@ async def test_what_an_orphan_prints_is_in_the_next_daemons_log(tmp_path: Path) 
 
 
 async def test_an_orphan_that_nobody_adopts_ends(tmp_path: Path) -> None:
-    pid = await kill_daemon("local", 1, tmp_path, 1.0)
-    await asyncio.sleep(0.3)
-    assert not await is_gone(pid, 0.1)
-    assert await is_gone(pid, 10.0)
+    driver, pid = await start_daemon("local", 1, tmp_path, 1.0)
+    killed_s = time.monotonic()
+    with driver:
+        driver.kill()
+    assert await is_gone(pid, 30.0)
+    assert time.monotonic() - killed_s >= 1.0, "it waits for the next daemon"
 
 
 async def test_an_orphan_that_hangs_ends_all_the_same(tmp_path: Path) -> None:
