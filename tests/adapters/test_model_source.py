@@ -99,10 +99,10 @@ def test_huge_lengths_are_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "huge.gguf"
     array = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**62)
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array + bytes(1000))
-    started = time.perf_counter()
+    started_s = time.process_time()
     with pytest.raises(ModelRefused):
         read_header(path)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started_s < 1.0
 
 
 @pytest.mark.parametrize(

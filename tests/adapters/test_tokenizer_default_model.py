@@ -83,13 +83,13 @@ def test_the_default_model_streams_as_it_decodes(default: Tokenizer, ids: list[i
 def test_the_default_model_is_fast_enough(default: Tokenizer) -> None:
     text = " ".join(SAMPLES[:5] * 20)
     default.encode(text, special=True)
-    started = time.perf_counter()
+    started = time.thread_time()
     ids = default.encode(text, special=True)
-    encoded = time.perf_counter()
+    encoded = time.thread_time()
     decoder = default.decoder()
     for index in ids:
         decoder.push([index])
-    pushed_at = time.perf_counter()
+    pushed_at = time.thread_time()
     assert len(ids) > 2000
     # Measured: about 4 ms and 1 us a token. The bounds only catch what is wrong by an order of magnitude.
     assert encoded - started < 0.1
