@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,9 +23,16 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.events import Progress
 from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.support import engines
+from tests.support.engines import Gate
 
 PROMPT = [1, 2, 3]
 LIMITS = ControlLimits(max_running=4, max_waiting=8, max_restarts=5)
+WITHIN_S = 60.0  # a machine that stands still is waited for
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
 
 
 async def at_once(seconds: float) -> None:
@@ -50,7 +58,7 @@ async def running(
     control = control_over(limits, sleep, **options)
     await control.start()
     try:
-        await asyncio.wait_for(control.wait_settled(), 20.0)
+        await asyncio.wait_for(control.wait_settled(), WITHIN_S)
         yield control
     finally:
         await control.close()
@@ -67,7 +75,7 @@ async def decode(control: TargetControl, key: str, prompt: list[int], count: int
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(WITHIN_S):
         while not happened():  # noqa: ASYNC110 -- tests look from outside
             await asyncio.sleep(0.002)
 
@@ -99,14 +107,16 @@ async def test_a_request_from_prompt_to_finish() -> None:
         await until(lambda: (gauges := control.view().gauges) is not None and gauges.rounds == 10)
 
 
-async def test_a_killed_worker_costs_a_pause_and_no_token(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_killed_worker_costs_a_pause_and_no_token(caplog: pytest.LogCaptureFixture, gate: Gate) -> None:
     caplog.set_level(logging.INFO, "orchestrator.daemon.control")
-    async with running(step_s=0.002) as control:
+    gate.allow(50)
+    async with running(gate=str(gate.path)) as control:
         got: list[int] = []
         async for delta in control.generate(Submit("a", PROMPT, 200)):
             got.extend(delta.tokens)
             if len(got) == 50:
                 kill(control)
+                gate.open()
         assert got == engines.tokens(PROMPT, 200)
         assert delta.stats is not None
         assert delta.stats.generated == 200
@@ -120,15 +130,17 @@ async def test_a_killed_worker_costs_a_pause_and_no_token(caplog: pytest.LogCapt
     assert sum("ready again" in record.getMessage() for record in caplog.records) == 1
 
 
-async def test_many_streams_outlive_many_kills() -> None:
-    async with running(step_s=0.004) as control:
+async def test_many_streams_outlive_many_kills(gate: Gate) -> None:
+    async with running(gate=str(gate.path)) as control:
         prompts = {f"r{number}": [number, 9] for number in range(8)}  # four run, four wait
         tasks = [asyncio.create_task(decode(control, key, prompt, 60)) for key, prompt in prompts.items()]
         for kills in range(1, 4):
-            before = control.view().totals.generated
-            await until(lambda before=before: control.view().totals.generated > before + 60)  # type: ignore[misc]
+            gate.allow(15 * kills)
+            wanted = 4 * 15 * kills  # as many run
+            await until(lambda wanted=wanted: control.view().totals.generated >= wanted)  # type: ignore[misc]
             kill(control)
             await until(lambda kills=kills: control.view().totals.restarts == kills)  # type: ignore[misc]
+        gate.open()
         assert await asyncio.gather(*tasks) == [engines.tokens(prompt, 60) for prompt in prompts.values()]
         assert control.view().totals.generated == 8 * 60
 
@@ -161,8 +173,9 @@ async def test_a_request_that_kills_after_a_token_in_each_life_is_found() -> Non
         assert control.view().phase == "ready"
 
 
-async def test_a_worker_that_stops_is_found_and_its_streams_go_on() -> None:
-    async with running(step_s=0.002) as control:
+async def test_a_worker_that_stops_is_found_and_its_streams_go_on(gate: Gate) -> None:
+    gate.allow(50)
+    async with running(gate=str(gate.path)) as control:
         got: list[int] = []
         async for delta in control.generate(Submit("a", PROMPT, 200)):
             got.extend(delta.tokens)
@@ -170,6 +183,7 @@ async def test_a_worker_that_stops_is_found_and_its_streams_go_on() -> None:
                 ready = control.view().ready
                 assert ready is not None
                 os.kill(ready.pid, signal.SIGSTOP)
+                gate.open()
         assert got == engines.tokens(PROMPT, 200)
         assert control.view().totals.restarts == 1
 
@@ -293,15 +307,16 @@ async def test_a_row_that_is_not_finite_is_tried_once_more_and_fails_one_request
         assert control.view().totals.restarts == 0
 
 
-async def test_one_request_too_many_is_answered_429() -> None:
+async def test_one_request_too_many_is_answered_429(gate: Gate) -> None:
     limits = ControlLimits(max_running=1, max_waiting=1, max_restarts=1)
-    async with running(limits, slots=1, step_s=0.002) as control:
+    async with running(limits, slots=1, gate=str(gate.path)) as control:
         tasks = [asyncio.create_task(decode(control, key, PROMPT, 40)) for key in ("a", "b")]
         await until(lambda: control.view().streams == 2)
         refused = await refusal(control)
         assert (refused.status, refused.code) == (429, "queue_full")
         assert refused.retry_after_s is not None
         assert refused.retry_after_s >= 1
+        gate.open()
         assert await asyncio.gather(*tasks) == [engines.tokens(PROMPT, 40)] * 2
         assert await decode(control, "c", PROMPT, 2) == engines.tokens(PROMPT, 2)
 
@@ -332,11 +347,12 @@ async def test_what_the_worker_refuses_is_a_400() -> None:
         assert refused.value.status == 400
 
 
-async def test_an_id_in_use_is_refused_and_harms_nobody() -> None:
-    async with running(step_s=0.002) as control:
+async def test_an_id_in_use_is_refused_and_harms_nobody(gate: Gate) -> None:
+    async with running(gate=str(gate.path)) as control:
         task = asyncio.create_task(decode(control, "a", PROMPT, 30))
         await until(lambda: control.view().streams == 1)
         assert (await refusal(control, "a")).status == 400
+        gate.open()
         assert await task == engines.tokens(PROMPT, 30)
 
 
@@ -368,24 +384,30 @@ async def test_requests_that_come_during_a_restart_wait() -> None:
         assert await task == engines.tokens(PROMPT, 5)
 
 
-async def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
-    async with running(step_s=0.002) as control:
+async def test_drain_finishes_what_runs_and_takes_nothing_new(gate: Gate) -> None:
+    gate.allow(4)
+    async with running(gate=str(gate.path)) as control:
         task = asyncio.create_task(decode(control, "a", PROMPT, 40))
         await until(lambda: control.view().totals.generated > 3)
-        drain = asyncio.create_task(control.drain(10.0))
+        drain = asyncio.create_task(control.drain(WITHIN_S))
         await until(lambda: control.view().phase == "draining")
         refused = await refusal(control)
         assert (refused.status, refused.code) == (503, "model_draining")
+        assert not task.done()
+        gate.open()
         assert await task == engines.tokens(PROMPT, 40)
         await drain
 
 
-async def test_a_worker_lost_while_draining_is_replaced() -> None:
-    async with running(step_s=0.002) as control:
+async def test_a_worker_lost_while_draining_is_replaced(gate: Gate) -> None:
+    gate.allow(4)
+    async with running(gate=str(gate.path)) as control:
         task = asyncio.create_task(decode(control, "a", PROMPT, 60))
         await until(lambda: control.view().totals.generated > 3)
-        drain = asyncio.create_task(control.drain(10.0))
+        drain = asyncio.create_task(control.drain(WITHIN_S))
+        await until(lambda: control.view().phase == "draining")
         kill(control)
+        gate.open()
         assert await task == engines.tokens(PROMPT, 60)
         await drain
         assert control.view().totals.restarts == 1

@@ -10,6 +10,7 @@ from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import RequestStats
 from policies.serving.overrides import Scope
+from tests.control.test_controller import gate as gate
 from tests.control.test_controller import running, until
 
 LIMITS = ControlLimits(max_running=2, max_waiting=100, max_restarts=5)
@@ -47,8 +48,8 @@ async def test_a_key_with_few_requests_does_not_wait_behind_one_with_many():
     assert sorted(ended) == ["few"] * FEW + ["many"] * MANY
 
 
-async def test_the_bound_of_drafts_is_known_while_a_request_waits_in_control():
-    async with running(LIMITS, slots=2, step_s=0.02) as control:
+async def test_the_bound_of_drafts_is_known_while_a_request_waits_in_control(gate):
+    async with running(LIMITS, slots=2, gate=str(gate.path)) as control:
         ended: list[str] = []
         tasks = [asyncio.create_task(follow(control, f"r-{n}", "one", ended)) for n in range(MANY)]
         await until(lambda: control.view().streams == MANY)
@@ -59,13 +60,15 @@ async def test_the_bound_of_drafts_is_known_while_a_request_waits_in_control():
         assert bound is not None
         assert bound.by is Scope.OPERATOR
         assert control.find_speculation(Submit("another", [1], 1)) == bound
+        gate.open()
         await asyncio.gather(*tasks)
 
 
-async def test_without_owners_everything_is_sent_at_once():
-    async with running(LIMITS, slots=2, step_s=0.02) as control:
+async def test_without_owners_everything_is_sent_at_once(gate):
+    async with running(LIMITS, slots=2, gate=str(gate.path)) as control:
         ended: list[str] = []
         tasks = [asyncio.create_task(follow(control, f"r-{n}", "", ended)) for n in range(8)]
         await until(lambda: control.view().streams == 8)
         assert sum(one.streams for one in control.view().replicas) == 8  # the worker has all of them
+        gate.open()
         await asyncio.gather(*tasks)

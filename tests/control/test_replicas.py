@@ -24,8 +24,10 @@ from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.failover.standby import FailoverRules
-from tests.control.test_controller import PROMPT, at_once, decode, refusal, until, workers
+from tests.control.test_controller import PROMPT, WITHIN_S, at_once, decode, refusal, until, workers
+from tests.control.test_controller import gate as gate
 from tests.support import engines
+from tests.support.engines import Gate
 
 LIMITS = ControlLimits(max_running=4, max_waiting=8, max_restarts=5)
 LONG_PROMPT = list(range(640))
@@ -44,7 +46,7 @@ async def running(
     control = TargetControl(LocalCluster(), specs, limits, SystemClock(), sleep)
     await control.start()
     try:
-        await asyncio.wait_for(control.wait_settled(), 20.0)
+        await asyncio.wait_for(control.wait_settled(), WITHIN_S)
         await until(lambda: all(one.phase != "starting" for one in replicas(control)))
         yield control
     finally:
@@ -65,70 +67,79 @@ def list_generated(control: TargetControl) -> list[int]:
     return [one.totals.generated for one in replicas(control)]
 
 
-async def test_requests_are_spread_and_none_waits_while_a_place_is_free() -> None:
-    async with running(3, slots=2, step_s=0.002) as control:
+async def test_requests_are_spread_and_none_waits_while_a_place_is_free(gate: Gate) -> None:
+    async with running(3, slots=2, gate=str(gate.path)) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n, 5], 50)) for n in range(6)]
         await until(lambda: control.view().streams == 6)
         assert [one.streams for one in replicas(control)] == [2, 2, 2]
+        gate.open()
         assert await asyncio.gather(*tasks) == [engines.tokens([n, 5], 50) for n in range(6)]
         assert list_generated(control) == [100, 100, 100]
 
 
-async def test_a_prompt_goes_where_it_was_computed_unless_that_queue_is_long() -> None:
-    async with running(slots=2, step_s=0.002) as control:
+async def test_a_prompt_goes_where_it_was_computed_unless_that_queue_is_long(gate: Gate) -> None:
+    gate.allow(10)
+    async with running(slots=2, gate=str(gate.path)) as control:
         busy = asyncio.create_task(decode(control, "busy", PROMPT, 40))
         await until(lambda: control.view().streams == 1)
         await decode(control, "first", LONG_PROMPT, 10)
+        gate.open()
         await busy
         assert list_generated(control) == [40, 10]
         await decode(control, "again", [*LONG_PROMPT, 1, 2, 3], 10)
         await decode(control, "another", PROMPT, 10)
         assert list_generated(control) == [50, 20]  # among idle ones, the first by name without a reason for the second
+        gate.allow(10)
         tasks = [asyncio.create_task(decode(control, f"long{n}", LONG_PROMPT, 60)) for n in range(2)]
         await until(lambda: control.view().streams == 2)
         assert [one.streams for one in replicas(control)] == [0, 2]
         tasks += [asyncio.create_task(decode(control, f"more{n}", LONG_PROMPT, 60)) for n in range(4)]
         await until(lambda: control.view().streams == 6)
         assert replicas(control)[0].streams >= 2
+        gate.open()
         assert await asyncio.gather(*tasks) == [engines.tokens(LONG_PROMPT, 60)] * 6
 
 
-async def test_streams_of_a_killed_replica_go_on_at_once_elsewhere() -> None:
-    gate = asyncio.Event()
+async def test_streams_of_a_killed_replica_go_on_at_once_elsewhere(gate: Gate) -> None:
+    starts = asyncio.Event()
 
-    async def wait_for_gate(seconds: float) -> None:
-        await gate.wait()
+    async def wait_to_start(seconds: float) -> None:
+        await starts.wait()
 
-    async with running(sleep=wait_for_gate, step_s=0.003) as control:
+    gate.allow(20)
+    async with running(sleep=wait_to_start, gate=str(gate.path)) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 80)) for n in range(4)]
         await until(lambda: min(list_generated(control)) > 10)
         kill(replicas(control)[0])
-        # Nothing starts while the gate is shut: the other replica has to do it all.
+        gate.open()
+        # Nothing starts yet: the other replica has to do it all.
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 80) for n in range(4)]
         view = control.view()
         assert (view.phase, [one.phase for one in view.replicas]) == ("ready", ["restarting", "ready"])
         assert view.detail.startswith("1 of 2 replicas serve; replica 0 is restarting")
         assert view.totals.generated == 4 * 80
         assert await decode(control, "late", PROMPT, 5) == engines.tokens(PROMPT, 5)
-        gate.set()
+        starts.set()
         await until(lambda: [one.phase for one in replicas(control)] == ["ready", "ready"])
         assert control.view().detail == ""
 
 
-async def test_what_waits_goes_over_to_a_replica_that_is_back() -> None:
-    gate = asyncio.Event()
+async def test_what_waits_goes_over_to_a_replica_that_is_back(gate: Gate) -> None:
+    starts = asyncio.Event()
 
-    async def wait_for_gate(seconds: float) -> None:
-        await gate.wait()
+    async def wait_to_start(seconds: float) -> None:
+        await starts.wait()
 
-    async with running(sleep=wait_for_gate, slots=1, step_s=0.004) as control:
+    gate.allow(10)
+    async with running(sleep=wait_to_start, slots=1, gate=str(gate.path)) as control:
         kill(replicas(control)[0])
         await until(lambda: replicas(control)[0].phase == "restarting")
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 100)) for n in range(4)]
         await until(lambda: list_generated(control)[1] > 5)
         assert [one.streams for one in replicas(control)] == [0, 4]
-        gate.set()
+        starts.set()
         await until(lambda: list_generated(control)[0] > 5)
+        gate.open()
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 100) for n in range(4)]
         assert min(list_generated(control)) >= 100
 
@@ -246,13 +257,14 @@ async def test_a_request_for_one_group_is_served_by_it_alone_and_refused_where_i
         assert (refused.value.status, refused.value.code) == (409, "system_fingerprint_gone")
 
 
-async def test_admission_counts_over_all_replicas() -> None:
+async def test_admission_counts_over_all_replicas(gate: Gate) -> None:
     limits = ControlLimits(max_running=1, max_waiting=1, max_restarts=1)
-    async with running(2, limits, slots=1, step_s=0.003) as control:
+    async with running(2, limits, slots=1, gate=str(gate.path)) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 60)) for n in range(3)]
         await until(lambda: control.view().streams == 3)
         refused = await refusal(control)
         assert (refused.status, refused.code) == (429, "queue_full")
+        gate.open()
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 60) for n in range(3)]
 
 
@@ -364,5 +376,5 @@ async def test_streams_stay_with_a_replica_of_another_kind_that_is_replaced_unti
         assert old is not None
         os.kill(old.pid, signal.SIGKILL)  # it is started again: nobody else says what it says
         assert await task == engines.tokens(PROMPT, tokens)
-        await asyncio.wait_for(replaced, 10.0)
+        await asyncio.wait_for(replaced, WITHIN_S)
         assert len(workers()) == 1

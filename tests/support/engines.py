@@ -30,6 +30,7 @@ from tests.support.ready import PLAIN, change_ready
 
 ENTRY = "tests.support.engines:script_engine"
 ROOT = Path(__file__).resolve().parents[2]
+_CLOSED_S = 0.02  # a round at a closed gate
 
 CORES_AT_IMPORT = sorted(os.sched_getaffinity(0))
 
@@ -51,6 +52,23 @@ def tokens(prompt: list[int], count: int) -> list[int]:
     return [token(prompt, position) for position in range(count)]
 
 
+class Gate:
+    """How many tokens a request may have, so that its stream lasts until a test has done what it does meanwhile."""
+
+    def __init__(self, directory: Path, tokens: int = 1) -> None:
+        self.path = directory / "gate"
+        self.allow(tokens)
+
+    def allow(self, tokens: int) -> None:
+        """Let each request of the engines that have `gate=str(path)` come to so many tokens."""
+        written = self.path.with_suffix(".new")
+        written.write_text(str(tokens))
+        written.replace(self.path)
+
+    def open(self) -> None:
+        self.allow(sys.maxsize)
+
+
 class _Over(Exception):
     """The engine ends after the event it has emitted."""
 
@@ -67,7 +85,8 @@ class ScriptedEngine:
 
     `fail_start`: "" or what to do instead of becoming ready ("exit", "restartable", "final", "never"). `ignore_stop`:
     only a signal ends it. `activations`: what it says of them. `cannot`: what it does not
-    do. `gives_up`: another worker may have each request. `shown`: a variable, which it tells as its device.
+    do. `gives_up`: another worker may have each request. `shown`: a variable, which it tells as its device. `gate`: the
+    path of a Gate's file.
     """
 
     def __init__(
@@ -81,7 +100,9 @@ class ScriptedEngine:
         activations: str = "none",
         cannot: Sequence[str] = (),
         gives_up: bool = False,
+        gate: str = "",
     ) -> None:
+        self._gate = Path(gate) if gate else None
         self._cannot = cannot
         self._gives_up = gives_up
         self._activations = activations
@@ -149,7 +170,11 @@ class ScriptedEngine:
     def _round(self, emit: Callable[[Event], None]) -> RoundReport:
         time.sleep(self._step_s)
         deltas = []
+        most = sys.maxsize if self._gate is None else int(self._gate.read_text())
         running = [self._live[index] for index in range(min(self._slots, len(self._live)))]
+        running = [request for request in running if len(request.tokens) < most]
+        if not running:
+            time.sleep(_CLOSED_S)
         for request in running:
             if _misbehave(request, emit):
                 self._live.remove(request)
