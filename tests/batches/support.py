@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,22 @@ def start_batch(source: Path, output: Path, url: str, *more: str) -> subprocess.
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def slow_script(directory: Path) -> str:
+    """What the simulated model is to do: rounds take a moment, and six times as long within `slow_down`."""
+    return f"base_ms=4&drift_ms=20&drift_while={directory}/slow"
+
+
+@contextmanager
+def slow_down(directory: Path) -> Iterator[None]:
+    """Let a batch last until a test has done what it does meanwhile: a machine may be at something else for long."""
+    slow = directory / "slow"
+    slow.touch()
+    try:
+        yield
+    finally:
+        slow.unlink()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:

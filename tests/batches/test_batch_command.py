@@ -16,18 +16,19 @@ from tests.batches.support import (
     kill_worker,
     line_of,
     read_results,
+    slow_down,
+    slow_script,
     start_batch,
     wait_until,
     write_input,
 )
 from tests.support.daemon import Daemon, configuration, running
 
-SLOW = "base_ms=4"
-
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(configuration(tmp_path_factory.mktemp("batch"), script=SLOW, extra="drafts: []")) as started:
+    directory = tmp_path_factory.mktemp("batch")
+    with running(configuration(directory, script=slow_script(directory), extra="drafts: []")) as started:
         yield started
 
 
@@ -73,11 +74,11 @@ def test_a_killed_worker_and_a_killed_batch_lose_and_double_nothing(tmp_path, da
 
 
 def test_a_killed_daemon_is_waited_for(tmp_path):
-    config = configuration(tmp_path, script=SLOW, extra="drafts: []")
+    config = configuration(tmp_path, script=slow_script(tmp_path), extra="drafts: []")
     port = str(find_free_port())
     source = write_input(tmp_path / "in.jsonl", [line_of(number) for number in range(40)])
     output = tmp_path / "out.jsonl"
-    with running(config, "--port", port) as daemon:
+    with slow_down(tmp_path), running(config, "--port", port) as daemon:
         process = start_batch(source, output, daemon.url, "--json", "--concurrency", "4")
         wait_until(lambda: count_results(output) >= 5)
         daemon.kill()
@@ -153,11 +154,12 @@ def test_a_torn_last_line_is_repaired_and_a_strange_output_is_left_alone(tmp_pat
 def test_one_run_at_a_time_and_one_that_is_stopped_can_be_resumed(tmp_path, daemon):
     source = write_input(tmp_path / "in.jsonl", [line_of(number) for number in range(40)])
     output = tmp_path / "out.jsonl"
-    first = start_batch(source, output, daemon.url, "--concurrency", "2")
-    wait_until(lambda: count_results(output) >= 2)
-    assert "another run writes it now" in finish(start_batch(source, output, daemon.url), code=1)
-    first.send_signal(signal.SIGTERM)
-    assert "the same command goes on" in finish(first, code=1)
+    with slow_down(daemon.log.parent):
+        first = start_batch(source, output, daemon.url, "--concurrency", "2")
+        wait_until(lambda: count_results(output) >= 2)
+        assert "another run writes it now" in finish(start_batch(source, output, daemon.url), code=1)
+        first.send_signal(signal.SIGTERM)
+        assert "the same command goes on" in finish(first, code=1)
     assert 2 <= len(read_results(output)) < 40
     finish(start_batch(source, output, daemon.url))
     assert len({result["custom_id"] for result in read_results(output)}) == count_results(output) == 40

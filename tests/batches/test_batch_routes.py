@@ -15,10 +15,9 @@ from backports import zstd
 from openai import OpenAI
 
 from adapters.free_port import find_free_port
-from tests.batches.support import kill_worker, line_of, wait_until
+from tests.batches.support import kill_worker, line_of, slow_down, slow_script, wait_until
 from tests.support.daemon import Daemon, configuration, running
 
-SLOW = "base_ms=4"
 ENDED = ("completed", "failed", "cancelled", "expired")
 
 
@@ -26,7 +25,7 @@ ENDED = ("completed", "failed", "cancelled", "expired")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     directory = tmp_path_factory.mktemp("routes")
     extra = "drafts: []\nbatches: {max_file: 64 KiB, max_files: 12}"
-    with running(configuration(directory, script=SLOW, extra=extra)) as started:
+    with running(configuration(directory, script=slow_script(directory), extra=extra)) as started:
         yield started
         assert '"request failed"' not in started.log.read_text()
 
@@ -145,12 +144,13 @@ def test_an_upload_may_come_packed_and_its_bounds_are_of_what_it_becomes(daemon,
 
 def test_a_batch_can_be_cancelled_and_keeps_what_it_has(daemon):
     client = daemon.client
-    batch_id = create(client, file_id := upload(client, completions(60, max_tokens=40)))
-    wait_until(lambda: count_completed(client, batch_id) >= 3)
-    with pytest.raises(openai.ConflictError, match="is the input of a batch"):
-        client.files.delete(file_id)
-    assert client.batches.cancel(batch_id).status == "cancelling"
-    batch = wait_for_end(client, batch_id)
+    with slow_down(daemon.log.parent):
+        batch_id = create(client, file_id := upload(client, completions(60, max_tokens=40)))
+        wait_until(lambda: count_completed(client, batch_id) >= 3)
+        with pytest.raises(openai.ConflictError, match="is the input of a batch"):
+            client.files.delete(file_id)
+        assert client.batches.cancel(batch_id).status == "cancelling"
+        batch = wait_for_end(client, batch_id)
     assert batch.status == "cancelled"
     assert 3 <= batch.request_counts.completed == len(lines_in(client, batch.output_file_id)) < 60
     with pytest.raises(openai.ConflictError, match="has ended"):
@@ -159,9 +159,9 @@ def test_a_batch_can_be_cancelled_and_keeps_what_it_has(daemon):
 
 def test_a_batch_goes_on_after_a_killed_worker_and_a_killed_daemon_and_stays_behind(tmp_path):
     extra = "drafts: []\nlimits: {max_running: 4}"
-    config = configuration(tmp_path, script=SLOW, extra=extra)
+    config = configuration(tmp_path, script=slow_script(tmp_path), extra=extra)
     port = str(find_free_port())
-    with running(config, "--port", port) as daemon:
+    with slow_down(tmp_path), running(config, "--port", port) as daemon:
         batch_id = create(daemon.client, upload(daemon.client, completions(60)))
         wait_until(lambda: count_completed(daemon.client, batch_id) >= 5)
         assert daemon.status()["streams"] <= 3  # of four places one stays free

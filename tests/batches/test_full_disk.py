@@ -7,16 +7,16 @@ from contextlib import ExitStack
 import openai
 import pytest
 
-from tests.batches.support import wait_until
-from tests.batches.test_batch_routes import SLOW, completions, count_completed, create, lines_in, upload, wait_for_end
+from tests.batches.support import slow_down, slow_script, wait_until
+from tests.batches.test_batch_routes import completions, count_completed, create, lines_in, upload, wait_for_end
 from tests.support.daemon import configuration, running
 from tests.support.small_disk import keep_full, small_disk
 
 
 def test_a_full_disk_makes_a_batch_wait_also_over_a_killed_daemon(tmp_path):
-    config = configuration(tmp_path, script=SLOW, extra="drafts: []\njournal: {reserve: 1 MiB}")
+    config = configuration(tmp_path, script=slow_script(tmp_path), extra="drafts: []\njournal: {reserve: 1 MiB}")
     with small_disk(tmp_path / "state", 8) as state, ExitStack() as full:
-        with running(config) as daemon:
+        with slow_down(tmp_path), running(config) as daemon:
             file_id = upload(daemon.client, completions(24))
             batch_id = create(daemon.client, file_id)
             wait_until(lambda: count_completed(daemon.client, batch_id) >= 2)
