@@ -254,6 +254,10 @@ class FirstStart(RuleBasedStateMachine):
         names = {one.name for one in (state.replicas.serving if served else state.replicas.list_all()) if one.serving}
         view, ready = control.view(), await self.client.get("/ready")
         health, status = await self.client.get("/health"), (await self.admin.get("/admin/status")).json()
+        after = control.view()
+        if (after.phase, after.detail) != (view.phase, view.detail):
+            await self._look()  # something happened meanwhile
+            return
         assert status["phase"] == view.phase
         assert status["detail"] == view.detail
         active = self._list_alerts()
