@@ -172,7 +172,7 @@ def test_a_port_in_use_is_one_line(tmp_path):
 
 
 def test_before_it_is_ready_it_lives_and_says_so(tmp_path, outrider):
-    config = configuration(tmp_path, script="load_ms=1500")
+    config = configuration(tmp_path, script="load_ms=60000")  # it is ended first
     log = (tmp_path / "log").open("wb")
     process = subprocess.Popen(
         [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config)], stderr=log

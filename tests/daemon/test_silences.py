@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -39,7 +40,7 @@ def test_a_stream_speaks_while_its_worker_is_started_again(tmp_path: Path):
     broken.mkdir()
     with running(configure(calm, "")) as daemon:
         _, expected, tokens = read(daemon.url)
-    with running(configure(broken, f"load_ms=900&fault=abort&at=20&arm=35&once={tmp_path}/marker")) as daemon:
+    with running(configure(broken, f"load_ms=3000&fault=abort&at=20&arm=35&once={tmp_path}/marker")) as daemon:
         blocks, text, counted = read(daemon.url)
     assert (tmp_path / "marker").exists()
     pings = [place for place, block in enumerate(blocks) if block == COMMENT.decode().strip()]
@@ -51,14 +52,15 @@ def test_a_stream_speaks_while_its_worker_is_started_again(tmp_path: Path):
 
 def test_a_stream_speaks_before_its_first_token(tmp_path: Path):
     more = {"max_tokens": 2, "speculative_config": {"num_speculative_tokens": 3}, "stream_options": USAGE}
-    with (
-        running(configure(tmp_path, "base_ms=700")) as daemon,
-        httpx.stream("POST", f"{daemon.url}/v1/completions", json=ASK | more, timeout=60) as answer,
-    ):
+    slow = tmp_path / "slow"
+    with running(configure(tmp_path, f"drift_ms=3000&drift_while={slow}")) as daemon, ExitStack() as stack:
+        slow.touch()
+        answer = stack.enter_context(httpx.stream("POST", f"{daemon.url}/v1/completions", json=ASK | more, timeout=60))
         assert answer.headers["X-Accel-Buffering"] == "no"
         assert answer.headers["X-Outrider-Speculation"] == "num_speculative_tokens=3; by=request"
         lines = answer.iter_lines()
         assert next(lines) == COMMENT.decode().strip()
+        slow.unlink()
         *_, last = (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {"))
     effective = last["metrics"]["speculative_decoding"]["effective"]
     assert (effective["num_speculative_tokens"], effective["by"]) == (3, "request")
