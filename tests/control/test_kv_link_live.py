@@ -45,7 +45,7 @@ async def apart(*specs: WorkerSpec) -> AsyncIterator[TargetControl]:
     control = TargetControl(LocalCluster(), specs, LIMITS, SystemClock(), at_once, share_memory=False)
     await control.start()
     try:
-        await asyncio.wait_for(control.wait_settled(), 30.0)
+        await asyncio.wait_for(control.wait_settled(), 60.0)
         await until(lambda: all(one.phase == "ready" for one in control.view().replicas))
         yield control
     finally:

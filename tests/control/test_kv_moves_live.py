@@ -99,7 +99,7 @@ async def serving(*specs: WorkerSpec) -> AsyncIterator[TargetControl]:
     control = TargetControl(LocalCluster(), specs, LIMITS, SystemClock(), at_once)
     await control.start()
     try:
-        await asyncio.wait_for(control.wait_settled(), 30.0)
+        await asyncio.wait_for(control.wait_settled(), 60.0)
         await until(lambda: all(one.phase == "ready" for one in control.view().replicas))
         yield control
         assert len(control._effects.memories) == 0, "all was given back while control serves"

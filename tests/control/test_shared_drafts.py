@@ -49,7 +49,7 @@ async def sharing(
     )
     await control.start()
     try:
-        await asyncio.wait_for(control.wait_settled(), 20.0)
+        await asyncio.wait_for(control.wait_settled(), 60.0)
         await until(lambda: all(one.phase == "ready" for one in control.view().replicas))
         await until(lambda: all_connected(control))
         yield control
@@ -105,7 +105,7 @@ async def until_all_draft(control: TargetControl, expected: list[int]) -> None:
     for name in names:
         for other in names:
             control.steering.hold("worker", other, "cordoned" if other != name else "")
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(60.0):
             before = -1
             while count_accepted(control, name) - before < 100:
                 before = count_accepted(control, name)
@@ -169,7 +169,7 @@ async def test_a_replica_that_stands_still_in_a_request_holds_up_no_draft_of_the
         running = await spread(control)
         os.kill(stopped.ready.pid, signal.SIGSTOP)
         try:
-            await until(lambda: control.view().replicas[1].totals.accepted - before >= 100, 30.0)
+            await until(lambda: control.view().replicas[1].totals.accepted - before >= 100)
         finally:
             if psutil.pid_exists(stopped.ready.pid):
                 os.kill(stopped.ready.pid, signal.SIGCONT)

@@ -226,7 +226,7 @@ def script_workers() -> Iterator[tuple[RemoteDrafter, Link]]:
         for link in links:
             link.close()
         server.close()
-        thread.join(5.0)
+        thread.join(60.0)
 
 
 def test_lines_serve_the_outcome_that_comes_and_late_ones_serve_none() -> None:

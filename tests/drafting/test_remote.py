@@ -61,7 +61,7 @@ def texts(expected) -> list[list[int]]:
     return texts_of(REQUESTS, expected)
 
 
-def until(happened: Callable[[], Any], seconds: float = 10.0) -> None:
+def until(happened: Callable[[], Any], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline
@@ -149,7 +149,7 @@ def answering(answer: Callable[[DraftRequest, Link], None], **welcome: Any) -> I
         yield door.endpoint
     finally:
         door.listening[0].shutdown(2)
-        thread.join(10.0)
+        thread.join(60.0)
         door.close()
     door.close()
 

@@ -158,11 +158,11 @@ def in_a_thread(drafter: Any, **fields: Any) -> Iterator[LinkEndpoint]:
     thread = threading.Thread(target=engine.run, args=(emit,), daemon=True)
     thread.start()
     try:
-        assert there.wait(10.0)
+        assert there.wait(60.0)
         yield ready[0].endpoint
     finally:
         engine.submit(Stop())
-        thread.join(10.0)
+        thread.join(60.0)
         assert not thread.is_alive()
 
 
