@@ -153,8 +153,14 @@ def test_a_model_with_streams_gives_way_behind_them_and_comes_back_for_those_tha
         reading = [read_until(stream, daemon, 3) for stream in streams]
         third = threading.Thread(target=text_of, args=(daemon, "third"))
         third.start()
-        until(lambda: "leaving" in states(daemon).values(), 30)
-        (leaving,) = [name for name, state in states(daemon).items() if state == "leaving"]
+        seen: list[str] = []
+
+        def gives_way() -> bool:
+            seen[:] = [name for name, state in states(daemon).items() if state == "leaving"]
+            return bool(seen)
+
+        until(gives_way)
+        (leaving,) = seen
         late = threading.Thread(target=text_of, args=(daemon, leaving))
         late.start()
         for thread in (*reading, third, late):
@@ -167,7 +173,7 @@ def test_a_model_with_streams_gives_way_behind_them_and_comes_back_for_those_tha
 
 
 def test_a_stream_is_never_silent_while_its_model_is_loaded(tmp_path):
-    config = write_three(tmp_path, script="load_ms=1000", memory="4 GiB")
+    config = write_three(tmp_path, script="load_ms=2500", memory="4 GiB")
     config.write_text(config.read_text().replace("api: {", "api: {headers_after_s: 0.1, keep_alive_s: 0.1, "))
     words = [{"role": "user", "content": "the sea"}]
     requests: list[tuple[str, dict[str, Any], str, str]] = [
@@ -190,16 +196,16 @@ def test_a_stream_is_never_silent_while_its_model_is_loaded(tmp_path):
 
 
 def test_who_finds_the_queue_full_is_told_when_to_come_back_and_who_leaves_is_not_waited_for(tmp_path):
-    config = write_three(tmp_path, script="load_ms=1500")
+    config = write_three(tmp_path, script="load_ms=3000")
     config.write_text(config.read_text().replace("limits: {", "limits: {max_running: 1, max_waiting: 1, "))
     with running(config) as daemon:
         with pytest.raises(openai.APITimeoutError):
             daemon.client.with_options(timeout=0.3).completions.create(**ASK, model="second")
-        until(lambda: states(daemon)["second"] == "loaded", 30)
+        until(lambda: states(daemon)["second"] == "loaded")
         waiting = [threading.Thread(target=text_of, args=(daemon, "third")) for _ in range(2)]
         for thread in waiting:
             thread.start()
-        until(lambda: residency(daemon)["third"]["waiting"] == 2, 30)
+        until(lambda: residency(daemon)["third"]["waiting"] == 2)
         with pytest.raises(openai.RateLimitError) as full:
             text_of(daemon, "third")
         assert full.value.code == "queue_full"

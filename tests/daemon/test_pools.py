@@ -165,12 +165,17 @@ def test_a_slow_member_that_is_ready_first_keeps_no_fast_one_out_and_everybody_t
     config.write_text(config.read_text().replace("runtime: local", "runtime: local, max_restarts: 1"))
     with starting(config) as daemon:
         until(lambda: len(read_workers(daemon)) == 2)
-        os.kill(read_workers(daemon)["target-0"], signal.SIGKILL)
+        killed = read_workers(daemon)["target-0"]
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: read_workers(daemon).get("target-0", killed) != killed)
+        loading = read_workers(daemon)["target-0"]
+        os.kill(loading, signal.SIGSTOP)
         until(lambda: httpx.get(f"{daemon.url}/ready").status_code == httpx.codes.OK)
         first = httpx.get(f"{daemon.url}/ready").json()
         assert first["status"] == "degraded"
         assert first["replicas"]["missing"][0].startswith("target-0 is starting")
         assert read_stream(daemon, ask(1)).text == expected[1]
+        os.kill(loading, signal.SIGCONT)
         until_all_serve(daemon)
         assert httpx.get(f"{daemon.url}/ready").json()["status"] == "ready"
         assert run_outrider(daemon, "health") == "all parts are healthy"
