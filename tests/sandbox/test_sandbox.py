@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from adapters.chat_template import ChatTemplate, TemplateError
+from adapters.chat_template import ChatTemplate, TemplateEnded, TemplateError
 from orchestrator.daemon.sandbox import sandbox as sandbox_module
 from orchestrator.daemon.sandbox.jobs import send_job
 from orchestrator.daemon.sandbox.sandbox import JobEnded, Sandbox, SandboxedTemplate
@@ -52,6 +52,12 @@ def list_family() -> list[psutil.Process]:
     return found
 
 
+def is_busy(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.cpu_percent(0.2) > 50.0)
+    return False
+
+
 def measure_largest() -> int:
     """How much memory the largest of them has."""
     sizes = [0]
@@ -74,7 +80,7 @@ def test_what_ends_its_process_ends_no_other_and_the_next_job_is_done(sandbox, s
     assert time.monotonic() - began_s < 3.0 * 2 + WITHIN_S / 6
     assert sandbox.do("grammar", GOOD, WITHIN_S) == ""
     # Ended, not left at it.
-    busy = [one for one in list_family() if one.cpu_percent(0.2) > 50.0]
+    busy = [one for one in list_family() if is_busy(one)]
     assert not busy, (ended.value.too_slow, busy)
 
 
@@ -269,6 +275,19 @@ def test_a_job_that_cannot_be_sent_leaves_no_process_and_no_descriptor(error):
     assert len(os.listdir("/proc/self/fd")) < before
     assert sandbox.do("grammar", GOOD, WITHIN_S) == ""
     sandbox.close()
+
+
+def test_a_job_that_takes_too_long_is_told_where_the_nursery_stands_still(sandbox):
+    assert render(sandbox, "fine") == "fine"  # its child is used again
+    assert sandbox._nursery is not None
+    nursery = psutil.Process(sandbox._nursery._process.pid)
+    sandbox.template_timeout_s = 1.0
+    nursery.suspend()
+    try:
+        with pytest.raises(TemplateEnded, match="takes longer than 1 s"):
+            render(sandbox, LOOP)
+    finally:
+        nursery.resume()
 
 
 def test_a_child_ends_itself_where_the_daemon_stands_still(sandbox):

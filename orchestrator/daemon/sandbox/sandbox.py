@@ -27,7 +27,7 @@ from orchestrator.errors import RequestError
 from orchestrator.own_packages import with_our_packages
 from orchestrator.side_lane import SideLane
 
-_END_S: Final = 1.0  # until the nursery says how a child ended
+_END_S: Final = 5.0  # until the nursery says how a child ended, which may have to wait for a core. Not tuned.
 _LEAST_CORE: Final = 0.1
 """A job that had less of a core than this, while it ran, was kept from it by the machine."""
 _FOREIGN: Final = {NEVER_BEGAN, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))}
@@ -90,7 +90,10 @@ class Child:
             return JobEnded(too_slow=False)
         too_slow = isinstance(error, TimeoutError)
         if too_slow:
+            core_s = self._read_core_s() - began_core_s
             self._stop()
+            if core_s >= _LEAST_CORE * timeout_s:  # known without the nursery, which may have no time to say it
+                return JobEnded(too_slow=True)
         words = os.read(self.end, 64).split() if _is_readable(self.end, _END_S) else []
         if not words:  # the nursery has ended too, or cannot say
             return Killed()
