@@ -17,6 +17,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
 from orchestrator.worker.draft_server.shared import DraftSession, SharedDrafter
+from orchestrator.worker.drafting.cascade import Cascade
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.port import Ask, Draft
 from orchestrator.worker.drafting.protocol import (
@@ -34,6 +35,7 @@ from orchestrator.worker.drafting.protocol import (
 )
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter
 from policies.sampling import Sampling
+from policies.speculation.cascade import StepTimes
 from tests.drafting.test_draft_cache import fresh, read_cache
 from tests.drafting.test_lookahead import Clock
 from tests.drafting.test_remote import REQUESTS, remote, remote_of, until
@@ -147,6 +149,48 @@ def test_the_likeliest_outcomes_are_drafted_for_and_answered_without_a_pass() ->
     shared.update(session, End("a", keep=False))
     assert drafter._model.free_blocks() == drafter._model.capabilities.total_blocks
     assert len(drafter._cache._free) == 40
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 5), st.booleans(), st.integers(0, 6)), min_size=2, max_size=14
+    ),
+    st.integers(0, 4),
+    st.sampled_from([0.0, 0.9]),
+)
+@settings(max_examples=60)
+def test_no_branch_leaves_a_line_behind_its_end(rounds, lead, temperature) -> None:
+    """However few passes there were between two rounds, and whatever the target chose. A step checks more tokens of a
+    cheaper drafter than it was asked for."""
+    drafter = ModelDrafter(
+        toy(slots=40, script=WEAK),
+        DrafterState("m", "model"),
+        SystemClock(),
+        vocabulary=272,
+        prefill_ms=1e6,
+        branches=True,
+        cascade=Cascade((cheaper := branching(slots=40, script=WEAK),), SystemClock(), owned=(cheaper,)),
+        ahead=8,
+    )
+    shared = SharedDrafter(drafter, Clock(step_s=0.001))
+    session = shared.join(runs_ahead=True)
+    shared.update(session, Begin("a", PROMPT, Sampling(temperature, seed=3)))
+    session.lead = lead
+    sequence = session.sequences["a"]
+    drafter._cascade.times = StepTimes((1, 16), (1.0, 1.0))
+    for number, (limit, right, foreseen, passes) in enumerate(rounds, 1):
+        if limit:
+            shared.ask(session, number, [Ask("a", limit)], 0.0)
+        for _ in range(passes):
+            shared.run_pass()
+            shared.take_answers()
+            assert all(one.outcome.accepted <= len(sequence.ahead) for one in sequence.branches)
+        tokens = [*sequence.ahead[:right], 5]
+        if foreseen and sequence.branches:
+            outcome = sequence.branches[right % len(sequence.branches)].outcome
+            tokens = [*sequence.ahead[: outcome.accepted], outcome.token]
+        shared.update(session, Extend("a", tokens))
+        assert all(one.outcome.accepted <= len(sequence.ahead) for one in sequence.branches)
 
 
 def test_a_round_without_drafts_is_foreseen_too() -> None:

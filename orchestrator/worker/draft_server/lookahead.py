@@ -101,12 +101,14 @@ class LookaheadSequence:
 
     def choose_outcomes(self, outcomes: Sequence[Outcome], most: int, lead: int = 0) -> list[Outcome]:
         """Return the likeliest outcomes of the draft that was sent, and of the `lead` tokens behind it, which have no
-        branch yet, as many as make `most` branches."""
+        branch yet, as many as make `most` branches. A drafter may have proposed more than was taken in as a guess: no
+        branch leaves what is not told."""
         known = {(branch.outcome.accepted, branch.outcome.token) for branch in self.branches}
         likely = [
             outcome
             for outcome in outcomes
-            if outcome.accepted <= self.sent + lead and (outcome.accepted, outcome.token) not in known
+            if outcome.accepted <= min(len(self.ahead), self.sent + lead)
+            and (outcome.accepted, outcome.token) not in known
         ]
         return sorted(likely, key=lambda outcome: -outcome.chance)[: max(0, most - len(self.branches))]
 
