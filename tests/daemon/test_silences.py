@@ -40,7 +40,9 @@ def test_a_stream_speaks_while_its_worker_is_started_again(tmp_path: Path):
     broken.mkdir()
     with running(configure(calm, "")) as daemon:
         _, expected, tokens = read(daemon.url)
-    with running(configure(broken, f"load_ms=3000&fault=abort&at=20&arm=35&once={tmp_path}/marker")) as daemon:
+    with running(
+        configure(broken, f"base_ms=20&load_ms=3000&fault=abort&at=20&arm=35&once={tmp_path}/marker")
+    ) as daemon:
         blocks, text, counted = read(daemon.url)
     assert (tmp_path / "marker").exists()
     pings = [place for place, block in enumerate(blocks) if block == COMMENT.decode().strip()]
