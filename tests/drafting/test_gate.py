@@ -82,3 +82,50 @@ def test_a_chain_tells_what_the_cheaper_draft_promises():
     chain.begin("a", [1, 2, 3], Sampling())
     chain.propose([WISH])
     assert Asked.asks[1].promised == 0.0
+
+
+class Texts:
+    """A gate, and rounds of sequences that all go alike: each draft has one token, which takes `took_ms` together."""
+
+    def __init__(self, took_ms: float) -> None:
+        self.gate, self.took_ms = DraftGate(lambda _: 0.0), took_ms
+        self.known: dict[str, DraftSequence] = {}
+
+    def begin(self, *keys: str) -> None:
+        self.known = {key: DraftSequence(key, [1] * 20, Sampling(), 10, False, None) for key in keys}
+        self.gate.observe_sequence_start()
+
+    def run(self, rounds: int, *, right: bool) -> int:
+        """Return in how many of so many rounds drafts were made."""
+        wishes = [replace(WISH, key=key) for key in self.known]
+        made = 0
+        for _ in range(rounds):
+            asks = self.gate.choose_asks(wishes, self.known, STEP_MS)
+            if asks:
+                made += 1
+                drafts = [(self.known[ask.key].sampling.rule, ask, Draft((1,), (1.0,))) for ask in asks]
+                self.gate.observe_drafts(self.took_ms, drafts, reading=False)
+                for ask in asks:
+                    self.gate.observe_accepted(self.known[ask.key].sampling.rule, int(right))
+        return made
+
+
+def test_what_was_won_pays_for_another_text_and_not_for_the_same() -> None:
+    texts = Texts(STEP_MS)
+    texts.begin("good")
+    assert texts.run(100, right=True) == 100
+    texts.begin("bad")
+    assert texts.run(100, right=False) < 20
+    assert texts.run(100, right=False) == 0, "the same text is tried again"
+    texts.begin("good again")
+    assert texts.run(100, right=True) == 100
+
+
+def test_what_a_batch_shows_is_not_believed_of_one_sequence() -> None:
+    texts = Texts(STEP_MS)
+    texts.begin("a")
+    assert texts.run(50, right=True) == 50
+    texts.begin(*"bcdefgh")
+    assert texts.run(50, right=False) < 20
+    texts.known = dict([*texts.known.items()][:1])
+    assert texts.run(50, right=True) == 50

@@ -161,6 +161,17 @@ def test_a_drafter_that_costs_more_than_it_saves_is_not_asked(sequences):
     assert calls < 30
 
 
+@given(st.floats(0.0, 50.0))
+def test_what_a_drafter_judges_by_itself_is_not_judged_again(draft_ms):
+    state = start_state(1)
+    now = RoundContext([RoundSequence("0", 8)], 1, 100)
+    for _ in range(100):
+        decision = decide_depths(state, now, [DraftSummary()])._replace(asks=1)
+        times = RoundTimes(FIT.ms(1, 1), draft_ms, gated_ms=draft_ms)
+        state = observe_round(state, now, [DraftSummary()], decision, [DraftComparison()], times=times, tokens_made=1)
+    assert active(state.switch)
+
+
 @given(st.integers(1, 16), st.floats(0.0, 5.0))
 def test_a_drafter_may_stop_where_a_token_is_not_worth_its_row(sequences, step_ms):
     state = start_state(sequences)
