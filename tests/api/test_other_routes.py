@@ -75,7 +75,7 @@ async def test_what_cannot_be_tokenised_is_named(path, body, status, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
-@pytest.mark.parametrize("key", ["promt", "echos", "zzz", "best_of", "suffix"])
+@pytest.mark.parametrize("key", ["promt", "echos", "zzz", "best_of", "top_n_sigma"])
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 async def test_a_field_that_is_not_known_is_refused_in_the_words_of_the_other_routes(path, key):
     body = {"prompt": "x"} if path == "/tokenize" else {"tokens": [5]}
