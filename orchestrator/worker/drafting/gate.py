@@ -6,7 +6,8 @@ figures count: the tokens that drafts bring beyond those of cheaper drafters, an
 Where one sequence decodes, the target's part is measured. So whatever the two models take from each other (caches,
 threads) is in it. Else it is taken from the rows, because other drafters' drafts and a grown batch would be in it.
 
-A text that the model has not read (it is not read while drafts do not pay) is read where that is worth it.
+A text that the model has not read (it is not read while drafts do not pay) is read where that is worth it, and behind
+its first token: who waits for that does not wait for drafts.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class DraftGate:
             sequence = known.get(ask.key)
             if sequence is None or ask.fixed:
                 kept.append(ask)
-            else:
+            elif not (ask.first and self.reading_ms(sequence)):  # a text is read behind the first token
                 by_rule[sequence.sampling.rule].append((self.reading_ms(sequence), ask, sequence))
         for rule, candidates in by_rule.items():
             candidates.sort(key=lambda candidate: candidate[0])

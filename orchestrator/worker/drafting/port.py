@@ -169,8 +169,8 @@ class Ask:
     proposes nothing, unless the depth is `fixed`. `row_ms`: what the verification of
     one token more adds to a round, behind the first `free`, which add nothing. `promised`: how many accepted tokens can
     be expected of a cheaper drafter's draft, which is there already. `last_ms`: what the target's part of the last
-    round took (0: it had prompts in it, or there was none). `cheap_only`: drafters that take time, and have
-    no gate, leave it alone.
+    round took (0: it had prompts in it, or there was none). `cheap_only`: drafters that take time, and have no gate,
+    leave it alone. `first`: its first token is awaited, so that nobody reads its text for it now.
     `gain`: so many tokens rounds of late make, where plain decoding makes one: what time is worth. `alternatives`:
     other ways of the draft may be verified beside it.
     """
@@ -187,6 +187,7 @@ class Ask:
     fixed: bool = True
     gain: float = 1.0
     alternatives: bool = False
+    first: bool = False
 
     @property
     def token_ms(self) -> float:

@@ -199,7 +199,8 @@ class Speculator:
         if ruled or any(limits.limits):
             self._drafting_rounds += 1
             branching = self._list_branching(context, deciding)
-            drafts = self._draft(parts, deciding, context, self._list_asks(context, limits, branching))
+            first = {part.sequence.key for part in deciding if part.is_prefill}
+            drafts = self._draft(parts, deciding, context, self._list_asks(context, limits, branching, first))
             summaries = [
                 DraftSummary(len(draft.tokens), draft.confidences, any(draft.proposals))
                 if draft.tokens
@@ -286,7 +287,9 @@ class Speculator:
             for (part, draft, way), further in ((ways[choice.offer], choice.further) for choice in chosen)
         ]
 
-    def _list_asks(self, context: RoundContext, limits: DraftLimits, branching: Collection[str]) -> list[Ask]:
+    def _list_asks(
+        self, context: RoundContext, limits: DraftLimits, branching: Collection[str], first: Collection[str]
+    ) -> list[Ask]:
         return [
             Ask(
                 place.key,
@@ -300,6 +303,7 @@ class Speculator:
                 fixed=place.fixed,
                 gain=limits.gain,
                 alternatives=place.key in branching,
+                first=place.key in first,
             )
             for place, limit in zip(context.places, limits.limits, strict=True)
             if limit > 0
