@@ -131,8 +131,8 @@ def test_what_a_batch_shows_is_not_believed_of_one_sequence() -> None:
     assert texts.run(50, right=True) == 50
 
 
-@pytest.mark.parametrize(("reading_ms", "first", "asked"), [(5.0, True, 0), (5.0, False, 1), (0.0, True, 1)])
-def test_a_text_is_read_behind_the_first_token(reading_ms: float, first: bool, asked: int) -> None:
+@pytest.mark.parametrize(("reading_ms", "first", "granted"), [(5.0, True, 0), (5.0, False, 1), (0.0, True, 1)])
+def test_a_text_is_read_behind_the_first_token(reading_ms: float, first: bool, granted: int) -> None:
     known = {"a": DraftSequence("a", [1] * 20, Sampling(), 10, False, None)}
     gate = DraftGate(lambda _: reading_ms)
-    assert len(gate.choose_asks([replace(WISH, first=first)], known, STEP_MS)) == asked
+    assert len(gate.choose_asks([replace(WISH, first=first)], known, STEP_MS)) == granted
