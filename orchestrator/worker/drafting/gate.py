@@ -88,8 +88,10 @@ class DraftGate:
             sequence = known.get(ask.key)
             if sequence is None or ask.fixed:
                 kept.append(ask)
-            elif not (ask.first and self.reading_ms(sequence)):  # a text is read behind the first token
-                by_rule[sequence.sampling.rule].append((self.reading_ms(sequence), ask, sequence))
+                continue
+            reading_ms = self.reading_ms(sequence)
+            if not (ask.first and reading_ms):  # a text is read behind the first token
+                by_rule[sequence.sampling.rule].append((reading_ms, ask, sequence))
         for rule, candidates in by_rule.items():
             candidates.sort(key=lambda candidate: candidate[0])
             kept += self._worth_it(rule, candidates, step_ms, len(asks), 1.0 / len(by_rule))
