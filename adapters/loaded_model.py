@@ -67,7 +67,7 @@ class Capabilities:
     `apart_tokens`: a runtime may compute a row faster alone than as one of several of its segment, with other last
     bits. The kernel of a row must then follow from the request alone. Rows behind a prompt of at most `apart_tokens`
     tokens use this single-row kernel (`Segment.apart`), other rows do not. Such rows are charged one by one, but a
-    forward of a single row is charged `min_rows`.
+    forward of a single row is charged `min_rows`. `apart_rows`: minimum rows that a segment of such rows is charged for.
 
     `static_widths`: where shapes are static, the numbers of rows that there are graphs for, in ascending order. Each
     sequence is run in forwards of these widths, and a row that is left over costs like one that is used.
@@ -92,6 +92,7 @@ class Capabilities:
     exactness: Exactness
     device: str
     apart_tokens: int = 0
+    apart_rows: int = 1
     static_widths: tuple[int, ...] = ()
     rewinds: bool = True
     device_name: str = ""
@@ -103,6 +104,10 @@ class Capabilities:
     @property
     def kv_cache(self) -> Precision:
         return self.numerical_class.kv_cache
+
+    def count_paid_rows(self, rows: int, *, apart: bool, alone: bool) -> int:
+        """Return how many rows a segment of so many is charged for; `alone`: nothing else is in the forward."""
+        return max(rows, self.apart_rows if apart and not alone else self.min_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ TRANSFORMERS = "torch_device"
 """The one that runs any decoder of transformers from its directory, by that library's own class."""
 LLAMA_CPP = "llama_cpp"
 """The one that runs a model's GGUF file as it is, by llama.cpp's library, whatever its architecture."""
-GGUF_ADAPTERS = (LLAMA_CPP,)
+OPENVINO_LLAMA = "openvino_llama"
+"""The one that reads prompts by OpenVINO and decodes by llama.cpp."""
+GGUF_ADAPTERS = (LLAMA_CPP, OPENVINO_LLAMA)
 """Those of ours that read GGUF files and nothing else."""
 IN_PLACE_ADAPTERS = (LLAMA_CPP,)
 """Those of ours that load a model's own files where they lie (adapters.contract.FilesInPlace)."""
-OWN_ADAPTERS = (LLAMA_CPP, *SHARDING_ADAPTERS)
+OWN_ADAPTERS = (LLAMA_CPP, OPENVINO_LLAMA, *SHARDING_ADAPTERS)
 """Those of this distribution, installed or not."""
 ADAPTER_NAME_PATTERN = "[a-z][a-z0-9_]{0,63}"
 """What one of another distribution is called."""

@@ -14,6 +14,7 @@ from device_profiles.profile import DeviceProfile
 _MODULES = {
     "llama_cpp": "adapters.llama_cpp.adapter:LlamaCppAdapter",
     "onnx_rt": "adapters.onnx_rt.adapter:OnnxRuntimeAdapter",
+    "openvino_llama": "adapters.openvino_llama.adapter:OpenVinoLlamaAdapter",
     "openvino_rt": "adapters.openvino_rt.adapter:OpenVinoAdapter",
     "simulated": "adapters.simulated.adapter:SimulatedAdapter",
     "torch_device": "adapters.torch_device.adapter:TorchAdapter",

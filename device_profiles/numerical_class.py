@@ -29,7 +29,8 @@ class NumericalClass:
     `segment_rows`, `forward_rows` and `output_rows`: a segment, a forward and its output layer have at least so many
     rows. `most_rows`: a forward has at most so many, 0: any number. `apart`: rows behind a prompt use the
     single-row kernel (adapters.contract.Segment.apart). `fixed_width`: every forward, and its output layer, has
-    exactly so many rows, 0: as many as come.
+    exactly so many rows, 0: as many as come. `prompts`: how rows of prompts are computed, where another runtime does;
+    None: as the others.
     """
 
     activations: Precision
@@ -41,6 +42,7 @@ class NumericalClass:
     output_rows: int = 1
     most_rows: int = 0
     fixed_width: int = 0
+    prompts: NumericalClass | None = None
 
     def __str__(self) -> str:
         """Return it as people read it, as in "fp32 in groups of 32, KV cache fp16, segments of 2 rows or more"."""
@@ -50,12 +52,14 @@ class NumericalClass:
             words.append(f"forwards of {self.fixed_width} rows")
         elif self.segment_rows > 1:
             words.append(f"segments of {self.segment_rows} rows or more")
-        if self.apart:
+        if self.apart and self.prompts is None:
             words.append("decoding rows apart")
         if self.output_rows > 1:
             words.append(f"outputs of {self.output_rows} rows or more")
         if self.most_rows:
             words.append(f"forwards of at most {self.most_rows} rows")
+        if self.prompts is not None:
+            words.append(f"prompts in {self.prompts}")
         return ", ".join(words)
 
 

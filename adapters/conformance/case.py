@@ -53,8 +53,9 @@ class Case:
     """What is tested. `source`: a model file, or a Hugging Face directory; `weights`: in another format than its own,
     as a precision's name. `damaged` is written into a file `damaged.gguf` that `prepare` is to refuse in words that
     `damage_told` (a regular expression) finds. `poison` fills the KV blocks of a slot with NaN and returns True, where
-    the adapter's author can: then what is discarded must reach nobody. `kv_cache_bytes` hold a whole context. `tier`:
-    the first tier of numerical classes that counts. `static`: see StaticShapes."""
+    the adapter's author can: then what is discarded must reach nobody. `kv_cache_bytes` hold a whole context, and
+    `small_blocks` are a small KV cache. `tier`: the first tier of numerical classes that counts. `static`: see
+    StaticShapes."""
 
     adapter: str
     device: str
@@ -64,6 +65,7 @@ class Case:
     damage_told: str = r"damaged\.gguf"
     poison: Callable[[LoadedModel, int], bool] = leave_clean
     kv_cache_bytes: int = _CONTEXT_BYTES
+    small_blocks: int = 12
     tier: int = 0
     static: StaticShapes = field(default_factory=StaticShapes)
 

@@ -184,7 +184,8 @@ def test_a_remembered_prefix_is_as_good_as_a_computed_one(model: LoadedModel) ->
 def test_a_prefix_outlives_its_slot_until_the_room_is_needed(prepared: Prepared, model: LoadedModel) -> None:
     require_rewinds(model)
     caps = model.capabilities
-    small = load(prepared, kv_cache_bytes=12 * caps.block_tokens * model.spec.bytes_per_token)
+    small_bytes = prepared.case.small_blocks * caps.block_tokens * model.spec.bytes_per_token
+    small = load(prepared, kv_cache_bytes=small_bytes)
     caps = small.capabilities
     size, room = caps.block_tokens, caps.total_blocks
     first, second = text(small, 2 * size + 1, seed=1), text(small, 2 * size + 1, seed=2)

@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from adapters.contract import BlockRules, KvLayout, LoadOptions, NumericalClass
+from adapters.contract import BlockRules, KvLayout, LoadOptions, NumericalClass, Segment
 from adapters.kv_blocks import BlockPool
 from adapters.llama_cpp.contexts import BLOCK_TOKENS, STEP_CELLS, ContextModel, HeldSequence, OpenModel
 from adapters.llama_cpp.state import CacheFormat, Rows
@@ -146,6 +146,29 @@ class LlamaModel(ContextModel[Rows], PooledModel):
         self.capabilities = describe_capabilities(
             rules, self.spec, options, numerical_class, weights=weights, device=model.device
         )
+
+    @property
+    def row_bytes(self) -> tuple[int, ...]:
+        """The bytes of a position in each cache, keys of all layers and then values."""
+        return self._format.row_bytes
+
+    def check(self, batch: Sequence[Segment]) -> None:
+        """Refuse what is beyond the capabilities. Raises Unsupported."""
+        self._check(batch)
+
+    def read_rows(self, slot: int, positions: int) -> Rows:
+        """Return what the first positions of a slot have in each cache; valid until the next call."""
+        return self._take_first(self._read(self._sequences[slot]), positions)
+
+    def append_rows(self, slot: int, start: int, rows: Rows) -> None:
+        """Let a slot hold rows that were computed elsewhere, behind its first `start` positions. Raises CapacityError;
+        then nothing has changed."""
+        self._pool.reserve([Segment(slot, start, range(len(rows[0])), (0, 0))])
+        sequence = self._sequences.setdefault(slot, HeldSequence())
+        if start:
+            rows = [np.concatenate(parts) for parts in zip(self.read_rows(slot, start), rows, strict=True)]
+        self._close(sequence)
+        sequence.kept = rows
 
     def _read(self, sequence: HeldSequence[Rows]) -> Rows:
         """Return what a sequence holds: views of what the library wrote, or what it begins with."""

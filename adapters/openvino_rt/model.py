@@ -102,6 +102,12 @@ class Rows:
             yield part
 
 
+def _rank(cache: str) -> tuple[int, int]:
+    """Return where a cache stands among those of keys of all layers, then of values, by its name."""
+    prefix, _, layer = cache.partition(".")
+    return KV_PREFIXES.index(f"{prefix}."), int(layer)
+
+
 class PagedModel(PooledModel):
     """See the module and the contract. One thread calls it."""
 
@@ -158,6 +164,7 @@ class PagedModel(PooledModel):
         import openvino as ov
 
         caches = [port for port in self._compiled.inputs if port.any_name.startswith(KV_PREFIXES)]
+        self._keys_first = sorted(range(len(caches)), key=lambda at: _rank(caches[at].any_name))
         shapes = [[port.get_partial_shape()[axis].get_length() for axis in (1, 2, 3)] for port in caches]
         block_bytes = sum(
             int(np.prod(shape)) * port.get_element_type().size for shape, port in zip(shapes, caches, strict=True)
@@ -251,6 +258,34 @@ class PagedModel(PooledModel):
             return
         self._bound[name] = fresh
         self._request.set_tensor(name, self._tensor(fresh, shared_memory=True))
+
+    @property
+    def row_bytes(self) -> tuple[int, ...]:
+        """The bytes of a position in each cache, keys of all layers and then values."""
+        return tuple(self.kv_layout.page_bytes[cache] // self._pool.block_tokens for cache in self._keys_first)
+
+    def export_rows(self, slot: int, start: int, end: int) -> list[Bytes]:
+        """Return copies of what a slot has at these positions in each cache, each of shape (positions, bytes of one)."""
+        size = self._pool.block_tokens
+        first = start // size
+        table = self._pool.table(slot, end)[first:]
+        rows = []
+        for cache in self._keys_first:
+            blocks = self._caches[cache].data[table]  # (blocks, heads, positions of a block, elements of a head)
+            lines = blocks.swapaxes(1, 2).reshape(len(table) * size, -1).view(np.uint8)
+            rows.append(lines[start - first * size : end - first * size])
+        return rows
+
+    def import_rows(self, slot: int, rows: Sequence[Bytes]) -> None:
+        """Let a free slot hold rows as `export_rows` gives them, from position 0 on. Raises CapacityError."""
+        self._pool.extend(slot, len(rows[0]))
+        table, size = self._pool.table(slot, len(rows[0])), self._pool.block_tokens
+        for cache, own in zip(self._keys_first, rows, strict=True):
+            data = self._caches[cache].data
+            _, heads, _, width = data.shape
+            lines = np.zeros((len(table) * size, own.shape[1]), np.uint8)
+            lines[: len(own)] = own
+            data[table] = lines.view(data.dtype).reshape(len(table), size, heads, width).swapaxes(1, 2)
 
     def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
         return self._pages(cache)[table[start:]].reshape(-1)

@@ -17,6 +17,7 @@ ADAPTERS = [
     pytest.param("onnx_rt", id="onnx_rt", marks=pytest.mark.model),
     pytest.param("torch_device", id="torch_device", marks=pytest.mark.model),
     pytest.param("llama_cpp", id="llama_cpp", marks=pytest.mark.model),
+    pytest.param("openvino_llama", id="openvino_llama", marks=[pytest.mark.model, NO_FORK]),
     # A model of tests/support/tiny_models.py behind the slash: sliding windows, and layers without.
     pytest.param("openvino_rt/gemma3", id="openvino_rt-gemma3"),
     pytest.param("onnx_rt/gemma3", id="onnx_rt-gemma3"),
@@ -49,4 +50,5 @@ ADAPTERS = [
     pytest.param("llama_cpp+xllamacpp", id="llama_cpp-mainline", marks=[pytest.mark.model, NO_MAINLINE]),
     pytest.param("llama_cpp+vulkan", id="llama_cpp-vulkan", marks=[pytest.mark.slow, NEEDS_VULKAN]),
 ]
-DEVICES = {"simulated": "SIM", "llama_cpp": "CPU", "openvino_rt": "CPU", "onnx_rt": "CPU", "torch_device": "CPU"}
+DEVICES = dict.fromkeys(("llama_cpp", "openvino_llama", "openvino_rt", "onnx_rt", "torch_device"), "CPU")
+DEVICES["simulated"] = "SIM"

@@ -53,10 +53,12 @@ class FailingModel:
 
 def poison(model: Any, slot: int) -> bool:
     """Fill the KV blocks of a slot with NaN, as a broken kernel may leave it. False: the model has no such numbers."""
+    if hasattr(model, "_decoder"):  # llama.cpp ends the process where it meets one
+        return False
     blocks = model._pool.table(slot, model.count_cached_positions(slot))
     if hasattr(model, "_context"):  # the simulated model's cache holds hashes
         return False
-    if hasattr(model, "_sequences"):  # llama.cpp ends the process where it meets one
+    if hasattr(model, "_sequences"):  # llama.cpp, likewise
         return False
     memory = getattr(model, "_memory", None)
     if memory is None:  # OpenVINO

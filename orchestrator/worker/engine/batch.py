@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adapters.loaded_model import Segment
+from adapters.loaded_model import Capabilities, Segment
 from device_profiles.units import ceil_div
 from orchestrator.worker.drafting.port import NOTHING, Draft
 from orchestrator.worker.engine.sequence import SequenceState
@@ -143,15 +143,10 @@ def _same_rows(ahead: SequenceState, behind: SequenceState) -> bool:
     )
 
 
-def count_min_rows(part: ScheduledSequence, alone: bool, min_rows: int) -> int:
-    """Return the rows that a part is charged for at least; `alone`: nothing else is in the forward."""
-    return 1 if part.apart and not alone else min_rows
-
-
-def rows_of(parts: Sequence[ScheduledSequence], min_rows: int) -> int:
+def rows_of(parts: Sequence[ScheduledSequence], caps: Capabilities) -> int:
     """Return the rows that a forward of these parts is charged for, drafts included."""
     alone = len(parts) == 1
-    return sum(max(count_min_rows(part, alone, min_rows), part.rows) for part in parts)
+    return sum(caps.count_paid_rows(part.rows, apart=part.apart, alone=alone) for part in parts)
 
 
 def most_blocks(parts: Sequence[ScheduledSequence], *, min_rows: int, block_tokens: int) -> int:

@@ -245,7 +245,7 @@ class DecodeLoop:
         deltas, tally = self._commit(round_, verdicts, rows)
         trace = self._traces.trace_round(round_, verdicts, deltas)
         self._rounds += 1
-        rows_ran = rows_of(ran, self._target.capabilities.min_rows) + sum(branch.rows for branch in round_.branches)
+        rows_ran = rows_of(ran, self._target.capabilities) + sum(branch.rows for branch in round_.branches)
         self.decoded_rows = rows_ran if complete and not any(part.is_prefill for part in ran) else 0
         round_ms = (self._clock.monotonic_s() - round_.started_s) * MS_PER_S - round_.pages_ms
         self._speculator.settle(round_, round_ms - round_.draft_ms - round_.branch_ms)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from adapters.loaded_model import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
-from orchestrator.worker.engine.batch import ScheduledSequence, count_min_rows, most_blocks, rows_of, schedule_rows
+from orchestrator.worker.engine.batch import ScheduledSequence, most_blocks, rows_of, schedule_rows
 from orchestrator.worker.engine.memory_guard import MemoryGuard
 from orchestrator.worker.engine.prefix_cache import PrefixCache
 from orchestrator.worker.engine.sequence import NO_SLOT, SequenceState
@@ -283,7 +283,7 @@ class Scheduler:
         """Return the rows that drafts may add to a forward: those that it has left, and that keep what decodes in it
         within the round's latency budget."""
         caps = self._target.capabilities
-        left = max(0, self.memory.rows - rows_of(parts, caps.min_rows))
+        left = max(0, self.memory.rows - rows_of(parts, caps))
         deciding = [part for part in parts if part.emits_logits]
         if not self.levels.follows or not deciding:
             return left
@@ -313,14 +313,14 @@ class Scheduler:
         return cost.ms(*self._size(parts)) + (self._prefill_row_ms or 0.0) * prefill_rows
 
     def _size(self, parts: Sequence[ScheduledSequence]) -> tuple[int, int, float]:
-        alone, min_rows = len(parts) == 1, self._target.capabilities.min_rows
-        rows = sum(count_min_rows(part, alone, min_rows) for part in parts)
+        caps, alone = self._target.capabilities, len(parts) == 1
+        rows = sum(caps.count_paid_rows(1, apart=part.apart, alone=alone) for part in parts)
         return rows, len(parts), sum(part.sequence.cached for part in parts) / max(1, len(parts))
 
     def make_smaller(self, parts: Sequence[ScheduledSequence], reason: str) -> bool:
         """A forward of these parts ran out of memory: the next ones are smaller, and the youngest give way where fewer
         may run then. `reason`: why, in words. False: there is no smaller one."""
-        if not self.memory.tighten(rows_of(parts, self._target.capabilities.min_rows), len(parts), reason):
+        if not self.memory.tighten(rows_of(parts, self._target.capabilities), len(parts), reason):
             return False
         self._send_back(max(0, len(self._running) - self.memory.sequences))
         return True
@@ -393,5 +393,5 @@ class Scheduler:
             return 0.0
         rows, sequences, context_tokens = self._size(decoding)
         if with_drafts:
-            rows = rows_of(decoding, self._target.capabilities.min_rows)
+            rows = rows_of(decoding, self._target.capabilities)
         return cost.ms(rows, sequences, context_tokens)

@@ -13,7 +13,7 @@ from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import DrafterShare
 from orchestrator.worker.drafting.port import NOTHING, Ask, Draft, Drafter, DraftHints, TallyingDrafter, describe_beside
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
-from orchestrator.worker.engine.batch import ScheduledSequence, count_min_rows, rows_of
+from orchestrator.worker.engine.batch import ScheduledSequence, rows_of
 from orchestrator.worker.engine.branches import Branch
 from orchestrator.worker.engine.draft_counts import add_verified
 from orchestrator.worker.engine.round import DraftOutcome, Round, RoundDrafts
@@ -160,7 +160,7 @@ class Speculator:
         paused = self._pause.finish()
         if paused.rounds:
             filled = any(part.is_prefill for part in paused.last_parts)
-            rows = 0 if filled else rows_of(paused.last_parts, self._target.capabilities.min_rows)
+            rows = 0 if filled else rows_of(paused.last_parts, self._target.capabilities)
             self._policy.observe_pause(paused.rounds, rows)
             for key, tokens in paused.tokens.items():
                 self._drafter.extend(key, tokens)
@@ -240,7 +240,7 @@ class Speculator:
         places, base_rows = [], 0
         for part in deciding:
             sequence = part.sequence
-            charged = count_min_rows(part, alone, caps.min_rows)
+            charged = caps.count_paid_rows(1, apart=part.apart, alone=alone)
             free = max(0, charged - part.num_query_tokens)
             most = min(self._bound_draft_tokens(sequence), sequence.depth_bound, room + free) if part.drafts else 0
             places.append(

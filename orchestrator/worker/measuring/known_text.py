@@ -58,7 +58,7 @@ class KnownText:
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         tokens = [token for segment in batch for token in self._read_next_tokens(segment)]
-        of = forward_of(batch, self.capabilities.min_rows)
+        of = forward_of(batch, self.capabilities)
         changed = of.run_rows != self._ran
         self._ran = of.run_rows
         ms = self._overhead.ms(of.sequences, of.rows)

@@ -105,7 +105,7 @@ def read_min_rows(caps: Capabilities) -> tuple[int, int]:
     """Return the least rows that each sequence of a decoding forward is run with, and the whole of it (see
     StepCost)."""
     apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
-    return (1, caps.min_rows) if apart else (caps.min_rows, 1)
+    return (caps.apart_rows, caps.min_rows) if apart else (caps.min_rows, 1)
 
 
 def _passes(

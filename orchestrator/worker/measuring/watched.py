@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from adapters.contract import ForwardResult, LoadedModel, Segment
+from adapters.contract import Capabilities, ForwardResult, LoadedModel, Segment
 
 
 class SomeSlots:
@@ -77,12 +77,12 @@ class WatchedModel(SomeSlots):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         result = super().forward(batch)
-        before, self.forward_was = self.forward_was, forward_of(batch, self.capabilities.min_rows)
+        before, self.forward_was = self.forward_was, forward_of(batch, self.capabilities)
         self.changed = before.run_rows != self.forward_was.run_rows
         return result
 
 
-def forward_of(batch: Sequence[Segment], min_rows: int) -> Forward:
+def forward_of(batch: Sequence[Segment], caps: Capabilities) -> Forward:
     """Return what a forward of these segments is of: those of which the first row is wanted decode."""
     decoding = [segment for segment in batch if segment.rows[0] == 0 < segment.rows[1]]
     prompts = [segment for segment in batch if not segment.rows[0] == 0 < segment.rows[1]]
@@ -93,7 +93,9 @@ def forward_of(batch: Sequence[Segment], min_rows: int) -> Forward:
         context_tokens=_mean_start(decoding),
         prompt_rows=sum(len(segment.tokens) for segment in prompts),
         prompt_behind=_mean_start(prompts),
-        run_rows=sum(max(len(segment.tokens), 1 if segment.apart and not alone else min_rows) for segment in batch),
+        run_rows=sum(
+            caps.count_paid_rows(len(segment.tokens), apart=segment.apart, alone=alone) for segment in batch
+        ),
     )
 
 

@@ -133,9 +133,9 @@ class MixedBench:
             raise BenchError(f"a member cannot be profiled: {' | '.join(done.stderr.splitlines()[-3:])}")
 
     def _measure(self, pool: Sequence[Member], directory: Path) -> list[dict[str, Any]]:
-        """Measure each member alone and the pool, at each load. Of real members all are measured at once, by requests
-        that ask for their bits."""
-        together = bool(pool[0].get("cores"))
+        """Measure at each load each member alone, by requests that ask for its bits, all of them at the same time,
+        each with so many requests, and the pool. Members of one host share its memory and the cores that its daemon
+        takes, so that a pool is held to what they make side by side, and a plan of a member to what it makes alone."""
         tokens = (self.load.prompt_tokens, self.load.output_tokens)
         rows = []
         with serve(self.hosts, directory, self._build_config(pool)) as served:
@@ -144,17 +144,18 @@ class MixedBench:
             if len(groups) < len(pool):
                 raise BenchError(f"{len(pool)} members are of {len(groups)} groups, so none can be asked alone")
             for concurrency in self.load.concurrencies:
-                alone: dict[str, float] = {}
-                for asked in [groups] if together else [[group] for group in groups]:
-                    made = measure_tokens_per_s(served, concurrency, tokens, self.load.seconds, asked)
-                    alone = {name: max(rate, alone.get(name, 0.0)) for name, rate in made.items()}
-                shares = measure_tokens_per_s(served, concurrency, tokens, self.load.seconds)
+                measure = partial(measure_tokens_per_s, served, concurrency, tokens, self.load.seconds)
+                made = [measure([group]) for group in groups]
+                alone = [max(rates[name] for rates in made) for name in made[0]]
+                beside = measure(groups)
+                shares = measure()
                 planned = _plan(served.directory / "cluster.yaml", self._build_config(pool, concurrency), pool)
                 row = {
                     "concurrency": concurrency,
                     "groups": groups,
                     "members": [*map(_name, pool), "pool"],
-                    "measured_tokens_per_s": [*alone.values(), sum(shares.values())],
+                    "measured_tokens_per_s": [*alone, sum(shares.values())],
+                    "beside_tokens_per_s": list(beside.values()),
                     "predicted_tokens_per_s": planned,
                     "shares_tokens_per_s": list(shares.values()),
                 }
@@ -194,7 +195,7 @@ class MixedBench:
             "groups": len({group for row in rows for group in row["groups"]}),
             "members": [*map(_name, self.members)],
             "pool_vs_sum": min(
-                row["loaded_tokens_per_s"] / sum(row["measured_tokens_per_s"][:-1])
+                row["loaded_tokens_per_s"] / sum(row["beside_tokens_per_s"])
                 for row in rows
                 if "loaded_tokens_per_s" in row
             ),
@@ -261,7 +262,8 @@ def _describe(row: dict[str, Any]) -> str:
     rows = zip(row["members"], row["measured_tokens_per_s"], row["predicted_tokens_per_s"], strict=True)
     text = ", ".join(f"{name} {rate:.1f} ({planned:.1f} planned)" for name, rate, planned in rows)
     shares = ", ".join(f"{share:.1f}" for share in row["shares_tokens_per_s"])
-    return f"{row['concurrency']} at once, tokens/s: {text}, of {shares}"
+    beside = ", ".join(f"{rate:.1f}" for rate in row["beside_tokens_per_s"])
+    return f"{row['concurrency']} at once, tokens/s: {text}, of {shares}; side by side {beside}"
 
 
 def _name(member: Member) -> str:
