@@ -26,6 +26,8 @@ VERIFIED = "verified.json"
 _DRAFT = re.compile(r"\.(.+)\.(?:new|old)-\d+-[0-9a-f]{8}")
 CORRUPT = "corrupt.json"
 NOTES = frozenset({MANIFEST, VERIFIED, CORRUPT})
+AND = " and "
+"""Stands between the recipes of an artefact that is made of several."""
 KEPT_SUFFIX = ".kept"
 """Of files that say what of a draft is finished: with one of them, a draft that was left is gone on with."""
 _FORMAT = 1
@@ -189,6 +191,18 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return dict(manifest) if whole else None
+
+
+def find_beside(draft: Path, recipe: str) -> Path | None:
+    """Return an artefact of the same model that was made by this recipe, or by it and others; None where none is whole
+    by its notes, names and sizes."""
+    for path in sorted(draft.parent.glob(f"*/{MANIFEST}")):
+        manifest = read_manifest(path.parent)
+        if manifest is None or find_drafted(path.parent) or recipe not in manifest["recipe"].split(AND):
+            continue
+        if damage(path.parent, Origin("", manifest["digest"], "", manifest["recipe"])) is None:
+            return path.parent
+    return None
 
 
 def _size(path: Path) -> int | None:

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 LIBRARIES = {
     "llama_cpp": "ik-llama-cpp-python",
+    "openvino_llama": "ik-llama-cpp-python",  # and OpenVINO, which is always installed
     "openvino_rt": "openvino",
     "onnx_rt": "onnxruntime",
     "torch_device": "torch",
@@ -15,6 +16,7 @@ LIBRARIES = {
 """The library that an adapter of ours runs models by."""
 _WAYS_OUT = {
     "llama_cpp": "pip install 'outrider[llama]'",
+    "openvino_llama": "pip install 'outrider[llama]'",
     "openvino_rt": "pip install openvino",
     "onnx_rt": "pip install 'outrider[onnx]'",
     "torch_device": "pip install 'outrider[torch]'",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from adapters.builds import describe_lacking
 from adapters.contract import AdapterUnavailable, Unsupported
-from adapters.names import OWN_ADAPTERS
+from adapters.names import LLAMA_CPP, OPENVINO_LLAMA, OWN_ADAPTERS
 from adapters.nvml import list_visible, with_nvml
 from device_profiles.device_names import CUDA_KIND, find_device_name, find_index, is_processor, split_device
 
@@ -25,8 +25,12 @@ def check_device(adapter: str, device: str) -> str:
     """
     if adapter not in OWN_ADAPTERS or adapter == "simulated":
         return ""
-    if adapter == "llama_cpp":
+    if adapter == LLAMA_CPP:
         return _check_llama(device)
+    if adapter == OPENVINO_LLAMA:
+        if not is_processor(device):
+            raise Unsupported(f"{adapter} runs on processors alone: set device: CPU, or adapter: {LLAMA_CPP}")
+        return f"{check_device(LLAMA_CPP, device)}, and {check_device('openvino_rt', device)}"
     package = _PACKAGES[adapter]
     if find_spec(package) is None:
         raise AdapterUnavailable(describe_lacking(adapter))

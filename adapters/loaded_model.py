@@ -67,7 +67,7 @@ class Capabilities:
     `apart_tokens`: a runtime may compute a row faster alone than as one of several of its segment, with other last
     bits. The kernel of a row must then follow from the request alone. Rows behind a prompt of at most `apart_tokens`
     tokens use this single-row kernel (`Segment.apart`), other rows do not. Such rows are charged one by one, but a
-    forward of a single row is charged `min_rows`. `apart_rows`: minimum rows that a segment of such rows is charged for.
+    forward of a single row is charged `min_rows`. `apart_rows`: minimum rows that a segment of them is charged for.
 
     `static_widths`: where shapes are static, the numbers of rows that there are graphs for, in ascending order. Each
     sequence is run in forwards of these widths, and a row that is left over costs like one that is used.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSpec
 from adapters.ir_facts import IR_ADAPTER
-from adapters.names import GGUF_ADAPTERS, OWN_ADAPTERS
+from adapters.names import GGUF_ADAPTERS, OPENVINO_LLAMA, OWN_ADAPTERS
 
 
 def refuse_decoder(adapter: str, spec: DecoderSpec, *, static: bool = False) -> None:
@@ -72,6 +72,7 @@ def _find_for_torch(spec: DecoderSpec) -> str:
 
 _LIMITS: dict[tuple[str, bool], Callable[[DecoderSpec], str]] = {
     ("openvino_rt", False): _find_for_openvino,
+    (OPENVINO_LLAMA, False): _find_for_openvino,
     ("onnx_rt", False): _find_for_onnx,
     ("torch_device", False): _find_for_torch,
 }

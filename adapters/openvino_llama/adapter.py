@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from adapters.artefact import AND
 from adapters.contract import (
     LoadOptions,
     ModelRefused,
@@ -30,7 +31,7 @@ from adapters.names import OPENVINO_LLAMA
 from adapters.openvino_llama.model import KeyOrder, TwoRuntimesModel
 from adapters.openvino_rt.adapter import OpenVinoAdapter
 from adapters.openvino_rt.model import PagedModel
-from adapters.prepared_facts import read_facts, write_facts
+from adapters.prepared_facts import READ_WEIGHTS, read_facts, write_facts
 from device_profiles.device_names import is_processor
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DeviceProfile, WeightsFormat
@@ -75,7 +76,7 @@ class OpenVinoLlamaAdapter:
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         _refuse_weights(weights)
-        return f"{self._decoder.recipe()}; {self._reader.recipe()}"
+        return f"{self._decoder.recipe()}{AND}{self._reader.recipe()}"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Convert the file for OpenVINO, and link it for llama.cpp. Raises what their adapters do."""
@@ -85,7 +86,7 @@ class OpenVinoLlamaAdapter:
         self._reader.prepare(source, target, progress)
         facts = read_facts(target)
         self._decoder.prepare(source, target, progress)
-        write_facts(target, {**facts, **read_facts(target)})
+        write_facts(target, {**facts, **read_facts(target), READ_WEIGHTS: facts["weights"]})
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         return self._pair(self._decoder.classes(options), options)
@@ -108,12 +109,10 @@ class OpenVinoLlamaAdapter:
         ]
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> TwoRuntimesModel:
-        """The KV cache is shared out in halves, but that the reader takes no more than the longest prompt does. Whatever
-        fits into the decoder's fits into the reader's."""
+        """Share out the KV cache in halves, but give the reader no more than the longest prompt takes. Whatever fits
+        into the decoder's fits into the reader's."""
         chosen = options.numerical_class or self.list_classes(prepared, options)[0][0]
         facts = read_facts(prepared)
-        if not facts["rewinds"]:
-            raise ModelRefused(f"{facts['name']}: it keeps a recurrent state. Set adapter: llama_cpp.")
         position_bytes = 2 * 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"]  # keys and values of 16 bits
         more = _PAGES_MORE * BLOCK_TOKENS * position_bytes
         longest = ceil_div(facts["context_length"], BLOCK_TOKENS) * BLOCK_TOKENS * position_bytes
@@ -137,9 +136,10 @@ class OpenVinoLlamaAdapter:
             reader.close()
             raise
         try:
-            assert isinstance(decoder, LlamaModel)  # noqa: S101 -- its facts say that it rewinds
+            assert isinstance(decoder, LlamaModel)  # noqa: S101 -- whatever OpenVINO reads from GGUF has a KV cache
             order = KeyOrder(facts["kv_heads"], facts["head_dim"], in_pairs=facts["architecture"] == "llama")
-            model = TwoRuntimesModel(reader, decoder, order, chosen)
+            label = f"{facts['weights']}, prompts {facts[READ_WEIGHTS]}"
+            model = TwoRuntimesModel(reader, decoder, order, chosen, weights=label)
             _compare_caches(reader, decoder, order, facts["name"])
         except BaseException:
             reader.close()
@@ -164,7 +164,7 @@ def _compare_caches(reader: PagedModel, decoder: LlamaModel, order: KeyOrder, na
         for place, (left, right) in enumerate(zip(read, computed, strict=True)):
             turned = order.to_pairs(left) if place < len(read) // 2 else left
             mine, its = (rows.view(np.float16).astype(np.float32) for rows in (turned, np.ascontiguousarray(right)))
-            unlike = float(np.linalg.norm(mine - its) / max(np.linalg.norm(its), 1e-9))
+            unlike = float(np.linalg.norm(mine - its)) / max(float(np.linalg.norm(its)), 1e-9)
             if not unlike <= _MOST_UNLIKE:
                 kind, layer = ("keys", "values")[place >= len(read) // 2], place % (len(read) // 2)
                 raise ModelRefused(

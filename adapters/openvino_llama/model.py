@@ -64,7 +64,13 @@ class TwoRuntimesModel:
     than the prompts that are being read, and takes what is before them from the decoder. One thread calls it."""
 
     def __init__(
-        self, reader: PagedModel, decoder: LlamaModel, order: KeyOrder, numerical_class: NumericalClass
+        self,
+        reader: PagedModel,
+        decoder: LlamaModel,
+        order: KeyOrder,
+        numerical_class: NumericalClass,
+        *,
+        weights: str,
     ) -> None:
         """Raises ModelRefused where the two have caches that do not go together."""
         ours, its = decoder.capabilities, reader.capabilities
@@ -74,12 +80,13 @@ class TwoRuntimesModel:
                 f" in llama.cpp, or their outputs differ. Choose one of the two alone."
             )
         self._reader, self._decoder, self._order = reader, decoder, order
-        self._read_last: dict[int, int] = {}  # the slots that the reader holds, the latest last
+        self._read_last: dict[int, None] = {}  # the slots that the reader holds, the latest last
         self.spec = decoder.spec
         self.capabilities = replace(
             ours,
             max_batch_rows=min(ours.max_batch_rows, its.max_batch_rows),
             min_rows=max(ours.min_rows, its.min_rows),
+            weights=weights,
             numerical_class=numerical_class,
             apart_tokens=decoder.spec.context_length,
             apart_rows=ours.min_rows,
@@ -95,8 +102,9 @@ class TwoRuntimesModel:
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         self._decoder.check([_as_decoded(segment) for segment in batch])
-        if self.count_needed_blocks(batch) > self.free_blocks():
-            raise CapacityError(f"{self.count_needed_blocks(batch)} blocks are needed, and {self.free_blocks()} are free")
+        needed, free = self.count_needed_blocks(batch), self.free_blocks()
+        if needed > free:
+            raise CapacityError(f"{needed} KV blocks are needed and {free} are free")
         counts = [segment.rows[1] - segment.rows[0] for segment in batch]
         begins = [0, *accumulate(counts)]
         logits = np.empty((begins[-1], self.spec.outputs), np.float32)
@@ -134,10 +142,9 @@ class TwoRuntimesModel:
             parts.append(result.logits.copy())
             device_ms += result.device_ms
             for segment in together:
-                end = segment.start + len(segment.tokens)
-                self._decoder.append_rows(segment.slot, segment.start, self._copy_rows(segment.slot, segment.start, end))
+                self._decoder.append_rows(segment.slot, segment.start, self._copy_rows(segment))
                 self._read_last.pop(segment.slot, None)
-                self._read_last[segment.slot] = end
+                self._read_last[segment.slot] = None
             del left[: len(together)]
         return np.concatenate(parts), device_ms
 
@@ -175,8 +182,8 @@ class TwoRuntimesModel:
         keys = len(rows) // 2
         self._reader.import_rows(segment.slot, [*map(self._order.to_halves, rows[:keys]), *rows[keys:]])
 
-    def _copy_rows(self, slot: int, start: int, end: int) -> Rows:
-        rows = self._reader.export_rows(slot, start, end)
+    def _copy_rows(self, segment: Segment) -> Rows:
+        rows = self._reader.export_rows(segment.slot, segment.start, segment.start + len(segment.tokens))
         keys = len(rows) // 2
         return [*map(self._order.to_pairs, rows[:keys]), *rows[keys:]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from adapters.artefact import find_beside
 from adapters.contract import (
     AdapterUnavailable,
     LayerRange,
@@ -29,10 +31,10 @@ from adapters.hardware import processor
 from adapters.hf_directory import title
 from adapters.ir_facts import IR_IS_WHOLE
 from adapters.openvino_rt.classes import HINTS, KV_HINTS, effective_class, list_numerical_classes
-from adapters.openvino_rt.convert import MODEL_FILE
+from adapters.openvino_rt.convert import MODEL_FILE, WEIGHTS_FILE
 from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
 from adapters.openvino_rt.model import PagedModel
-from adapters.prepared_facts import model_spec, read_facts
+from adapters.prepared_facts import READ_WEIGHTS, model_spec, read_facts, write_facts
 from adapters.rates import Product, measure_rates
 from device_profiles.device_names import find_device_name, is_processor, split_device
 from device_profiles.measured import DeviceRates
@@ -153,6 +155,22 @@ def _nncf(weights: WeightsFormat) -> str:
         raise AdapterUnavailable(f"{weights} weights need NNCF: pip install 'outrider[quantize]'") from None
 
 
+def _link_made(made: Path | None, target: Path) -> bool:
+    """Let `target` have the files of a model that was converted before; False where there is none, or they cannot be
+    linked."""
+    if made is None:
+        return False
+    facts = read_facts(made)
+    try:
+        for name in (MODEL_FILE, WEIGHTS_FILE):
+            (target / name).unlink(missing_ok=True)
+            os.link(made / name, target / name)
+    except OSError:
+        return False
+    write_facts(target, {**facts, "weights": facts.get(READ_WEIGHTS, facts["weights"])})
+    return True
+
+
 class OpenVinoAdapter:
     """See the module and the contract."""
 
@@ -178,9 +196,11 @@ class OpenVinoAdapter:
         return f"stateful IR, {weights} weights, 3; {libraries}; {_nncf(weights)}".removesuffix("; ")
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
-        """Convert a model in a process of its own. Raises what `run_conversion` does."""
+        """Convert a model in a process of its own, or link what was converted before as a part of another artefact.
+        Raises what `run_conversion` does."""
         name = f"{title(source)} to {weights}" if weights else title(source)
-        self.recipe(weights)
+        if _link_made(find_beside(target, self.recipe(weights)), target):
+            return
         command = [sys.executable, "-m", "adapters.openvino_rt.convert", str(source), str(target)]
         run_conversion([*command, str(weights)] if weights else command, name, progress)
 

@@ -265,7 +265,7 @@ class PagedModel(PooledModel):
         return tuple(self.kv_layout.page_bytes[cache] // self._pool.block_tokens for cache in self._keys_first)
 
     def export_rows(self, slot: int, start: int, end: int) -> list[Bytes]:
-        """Return copies of what a slot has at these positions in each cache, each of shape (positions, bytes of one)."""
+        """Return copies of what a slot has at these positions, of each cache an array (positions, bytes of one)."""
         size = self._pool.block_tokens
         first = start // size
         table = self._pool.table(slot, end)[first:]

@@ -82,7 +82,7 @@ def test_what_plans_choose_from_has_the_runtime_for_files_alone(directory: Path)
         text = f"model: {{source: {source}, adapter: auto}}\nstore: {{directory: {directory}/store}}\n"
         config = load_config(write(directory, text))
         chosen[source] = {work.job.model.adapter for work in list_work(config, directory)}
-    assert chosen["tiny.gguf"] - chosen["tiny"] == {"llama_cpp"}
+    assert chosen["tiny.gguf"] - chosen["tiny"] == {"llama_cpp", "openvino_llama"}
 
 
 def test_a_processor_that_the_library_is_not_built_for_is_refused_before_it_is_loaded(

@@ -93,9 +93,7 @@ def forward_of(batch: Sequence[Segment], caps: Capabilities) -> Forward:
         context_tokens=_mean_start(decoding),
         prompt_rows=sum(len(segment.tokens) for segment in prompts),
         prompt_behind=_mean_start(prompts),
-        run_rows=sum(
-            caps.count_paid_rows(len(segment.tokens), apart=segment.apart, alone=alone) for segment in batch
-        ),
+        run_rows=sum(caps.count_paid_rows(len(segment.tokens), apart=segment.apart, alone=alone) for segment in batch),
     )
 
 
