@@ -43,7 +43,7 @@ _COSTS: Final = MemoryCosts(
     # Of what is prepared a file in 8 bits is two thirds or half, which OpenVINO has twice; the rest llama.cpp has once.
     weights_copies=1.6,
     embedding_copies=1,
-    logits_copies=2.5,
+    logits_copies=4.5,
     scores_rows=192,
     mlp_floats=2,
     hidden_floats=8,

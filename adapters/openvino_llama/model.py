@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,14 @@ class KeyOrder:
         elements = np.ascontiguousarray(keys).view(np.uint16).reshape(len(keys), self.heads, *halves)
         turned = np.ascontiguousarray(elements.swapaxes(-1, -2))
         return turned.reshape(len(keys), -1).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A segment of a batch, and where the logits of its wanted rows go."""
+
+    segment: Segment
+    rows: Logits
 
 
 class TwoRuntimesModel:
@@ -108,45 +116,46 @@ class TwoRuntimesModel:
         counts = [segment.rows[1] - segment.rows[0] for segment in batch]
         begins = [0, *accumulate(counts)]
         logits = np.empty((begins[-1], self.spec.outputs), np.float32)
-        device_ms = 0.0
+        parts = [
+            _Part(segment, logits[begin:end]) for segment, (begin, end) in zip(batch, pairwise(begins), strict=True)
+        ]
         try:
-            for own, run in ((False, self._read), (True, self._decode)):
-                places = [place for place, segment in enumerate(batch) if segment.apart is own]
-                if places:
-                    rows, spent_ms = run([batch[place] for place in places])
-                    device_ms += spent_ms
-                    wanted = [row for place in places for row in range(begins[place], begins[place + 1])]
-                    logits[wanted] = rows
+            device_ms = self._read([part for part in parts if not part.segment.apart])
+            device_ms += self._decode([part for part in parts if part.segment.apart])
         except DeviceLost as error:
             if not (isinstance(error, OutOfMemory) and error.can_go_on):
                 self.close()
             raise
         return ForwardResult(logits, device_ms)
 
-    def _decode(self, batch: Sequence[Segment]) -> tuple[Logits, float]:
-        for segment in batch:
-            self._let_go(segment.slot)
-        result = self._decoder.forward([_as_decoded(segment) for segment in batch])
-        return result.logits, result.device_ms
+    def _decode(self, parts: Sequence[_Part]) -> float:
+        """Run what is behind prompts; returns the milliseconds that it took."""
+        if not parts:
+            return 0.0
+        for part in parts:
+            self._let_go(part.segment.slot)
+        result = self._decoder.forward([_as_decoded(part.segment) for part in parts])
+        _share_out(result.logits, parts)
+        return result.device_ms
 
-    def _read(self, batch: Sequence[Segment]) -> tuple[Logits, float]:
-        """Read prompts, as many at once as the reader has room for."""
-        parts: list[Logits] = []
+    def _read(self, parts: Sequence[_Part]) -> float:
+        """Read prompts, as many at once as the reader has room for; returns the milliseconds that it took."""
         device_ms = 0.0
-        left = list(batch)
+        left = list(parts)
         while left:
-            together = left[: self._make_room(left)]
-            for segment in together:
-                self._take_before(segment)
-            result = self._reader.forward(together)
-            parts.append(result.logits.copy())
+            together = left[: self._make_room([part.segment for part in left])]
+            for part in together:
+                self._take_before(part.segment)
+            result = self._reader.forward([part.segment for part in together])
+            _share_out(result.logits, together)
             device_ms += result.device_ms
-            for segment in together:
-                self._decoder.append_rows(segment.slot, segment.start, self._copy_rows(segment))
-                self._read_last.pop(segment.slot, None)
-                self._read_last[segment.slot] = None
+            for part in together:
+                slot = part.segment.slot
+                self._decoder.append_rows(slot, part.segment.start, self._copy_rows(part.segment))
+                self._read_last.pop(slot, None)
+                self._read_last[slot] = None
             del left[: len(together)]
-        return np.concatenate(parts), device_ms
+        return device_ms
 
     def _make_room(self, batch: Sequence[Segment]) -> int:
         """Let go of what nobody reads now, as far as that is needed; returns how many of the first prompts fit."""
@@ -227,6 +236,13 @@ class TwoRuntimesModel:
     def close(self) -> None:
         self._reader.close()
         self._decoder.close()
+
+
+def _share_out(logits: Logits, parts: Sequence[_Part]) -> None:
+    begin = 0
+    for part in parts:
+        part.rows[...] = logits[begin : begin + len(part.rows)]
+        begin += len(part.rows)
 
 
 def _as_decoded(segment: Segment) -> Segment:

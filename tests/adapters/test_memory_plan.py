@@ -16,6 +16,7 @@ from adapters.hardware import processor
 from adapters.openvino_rt import adapter as openvino
 from adapters.registry import list_devices
 from device_profiles.memory import MemoryCosts, ModelShape, plan_memory
+from tests.support.conformance import NO_FORK
 from tests.support.first_layers import write_first_layers
 
 WORK = """
@@ -55,6 +56,8 @@ for model in models:
     share, wanted = rows // caps.slots, most // caps.slots
     for _ in range(3):  # a full batch
         model.forward([Segment(slot, 0, tokens[:share], (share - wanted, share)) for slot in range(caps.slots)])
+    if caps.apart_tokens:  # and rows behind the prompts, which may be another runtime's
+        model.forward([Segment(slot, share, [5], (0, 1), apart=True) for slot in range(caps.slots)])
 planned = sum_planned_bytes(target, options, [drafter] if drafter else [])
 print(json.dumps({"planned": planned, "peak": peak_rss_bytes()}))
 """
@@ -101,8 +104,9 @@ def heavy_path(default_model_path: Path, tmp_path_factory: pytest.TempPathFactor
         ("onnx_rt", "", False, False, "auto"),
         ("openvino_rt", "onnx_rt", False, True, "auto"),
         ("openvino_rt", "", True, True, "auto"),
+        pytest.param("openvino_llama", "", False, True, "auto", marks=NO_FORK),
     ],
-    ids=["openvino_rt", "openvino_rt-bf16", "onnx_rt", "openvino_rt-onnx_rt", "static"],
+    ids=["openvino_rt", "openvino_rt-bf16", "onnx_rt", "openvino_rt-onnx_rt", "static", "openvino_llama"],
 )
 def test_the_peak_stays_within_the_plan(
     first_layers_path: Path,

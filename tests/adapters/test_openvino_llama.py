@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from adapters import registry
-from adapters.contract import CapacityError, LoadOptions, ModelRefused, Segment, Unsupported
+from adapters.contract import CapacityError, LoadOptions, ModelRefused, Precision, Segment, Unsupported
 from adapters.device_check import check_device
 from adapters.model_checks import check_files
 from adapters.model_source import ModelSource
@@ -148,4 +148,4 @@ def test_other_devices_and_weights_are_refused_with_the_way_out():
     with pytest.raises(Unsupported, match="adapter: llama_cpp"):
         check_device(OPENVINO_LLAMA, "GPU")
     with pytest.raises(Unsupported, match="leave weights at auto"):
-        ADAPTER.recipe("int8")
+        ADAPTER.recipe(Precision.INT8)
