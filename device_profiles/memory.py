@@ -16,9 +16,9 @@ class MemoryCosts:
     for forwards of few rows. `embedding_copies`: how often an embedding is that is not the head too. `logits_copies`:
     copies of float32 logits at the peak. `scores_rows`: rows whose float32 scores of attention are there at the peak,
     whatever a forward has. `mlp_floats` and `hidden_floats`: float32 values of a row's activations, as multiples of
-    those sizes. `slot_logits_rows`: rows of float32 logits that each sequence has buffers for. `graph_copies`: how
-    often the weights that a graph of fixed shape is made from are in memory for it. `graph_cache_copies`: the same of
-    the keys and values that it is given.
+    those sizes. `slot_logits_rows`: rows of float32 logits that each sequence has buffers for; `slot_bytes`: what it
+    has of them whatever the model is. `graph_copies`: how often the weights that a graph of fixed shape is made from
+    are in memory for it. `graph_cache_copies`: the same of the keys and values that it is given.
     """
 
     fixed_bytes: int
@@ -31,6 +31,7 @@ class MemoryCosts:
     layers_copies_16bit: float = 0.0
     scores_rows: int = 0
     slot_logits_rows: int = 0
+    slot_bytes: int = 0
     graph_copies: float = 0.0
     graph_cache_copies: float = 0.0
 
@@ -125,5 +126,7 @@ def plan_memory(
         process=process_bytes,
         weights=int(costs.fixed_bytes + costs.layer_bytes * model.layers + weights + graphs),
         kv_cache=kv_cache_bytes,
-        workspace=int(row * batch_rows + logits) + 4 * costs.scores_rows * model.heads * model.context_tokens,
+        workspace=int(row * batch_rows + logits)
+        + costs.slot_bytes * slots
+        + 4 * costs.scores_rows * model.heads * model.context_tokens,
     )

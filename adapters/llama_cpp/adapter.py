@@ -56,6 +56,8 @@ _TELL_EVERY_S = 0.25  # until progress is told again. Not tuned.
 _FIRST_FILE: Final = "model-00001-of-{count:05d}.gguf"
 """The library finds the other files of a split model by the name of the first."""
 _REASON: Final = "error loading model:"
+CONTEXT_BYTES: Final = 26 * MIB
+"""Of a context of ik_llama.cpp beside its KV cache and logits: 26 MiB for the default model, 28 for one of 1.5B."""
 _COSTS: Final = MemoryCosts(
     fixed_bytes=60 * MIB,
     weights_copies=1,
@@ -64,6 +66,7 @@ _COSTS: Final = MemoryCosts(
     mlp_floats=2,
     hidden_floats=8,
     slot_logits_rows=2 * MOST_ROWS,
+    slot_bytes=CONTEXT_BYTES,
 )
 
 

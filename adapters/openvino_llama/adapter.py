@@ -24,8 +24,8 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.decoder.limits import refuse_directory
-from adapters.llama_cpp.adapter import LlamaCppAdapter
-from adapters.llama_cpp.contexts import BLOCK_TOKENS
+from adapters.llama_cpp.adapter import CONTEXT_BYTES, LlamaCppAdapter
+from adapters.llama_cpp.contexts import BLOCK_TOKENS, MOST_ROWS
 from adapters.llama_cpp.model import LlamaModel
 from adapters.names import OPENVINO_LLAMA
 from adapters.openvino_llama.model import KeyOrder, TwoRuntimesModel
@@ -47,7 +47,8 @@ _COSTS: Final = MemoryCosts(
     scores_rows=192,
     mlp_floats=2,
     hidden_floats=8,
-    slot_logits_rows=48,
+    slot_logits_rows=2 * MOST_ROWS,
+    slot_bytes=CONTEXT_BYTES,
 )
 """The sum of what the two runtimes have."""
 _PAGES_MORE: Final = 2  # of the reader: one for rows that only fill up, one for those behind a prompt's end

@@ -104,9 +104,10 @@ def heavy_path(default_model_path: Path, tmp_path_factory: pytest.TempPathFactor
         ("onnx_rt", "", False, False, "auto"),
         ("openvino_rt", "onnx_rt", False, True, "auto"),
         ("openvino_rt", "", True, True, "auto"),
+        pytest.param("llama_cpp", "", False, True, "auto", marks=NO_FORK),
         pytest.param("openvino_llama", "", False, True, "auto", marks=NO_FORK),
     ],
-    ids=["openvino_rt", "openvino_rt-bf16", "onnx_rt", "openvino_rt-onnx_rt", "static", "openvino_llama"],
+    ids=["openvino_rt", "openvino_rt-bf16", "onnx_rt", "openvino_rt-onnx_rt", "static", "llama_cpp", "openvino_llama"],
 )
 def test_the_peak_stays_within_the_plan(
     first_layers_path: Path,
