@@ -59,7 +59,7 @@ _SHARED_FROM: Final = {"gemma3n": 20}
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFacts(DecoderFacts):
     """A decoder that llama.cpp's library runs. `stored`: what that calls the type of most weights."""
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from adapters.contract import ModelRefused
 from adapters.decoder.facts import DecoderFacts, Memory
@@ -74,16 +74,19 @@ GGUF_WAY_OUT: Final = (
     "llama_cpp."
 )
 LOADED_WHOLE: Final = "transformers' own class runs this model, and is loaded whole, on one device"
-LINKS_BYTES: Final = 64 * MIB
-"""What is prepared of such a model takes at the most: links to its weights, and its small files."""
+# What is prepared of such a model takes at the most: links to its weights, and its small files.
+_LINKS_BYTES: Final = 64 * MIB
 WIDENED: Final = ("compressed-tensors", "fp8", "mxfp4")
 """Forms that transformers widens to the activations' format where no kernel multiplies by them, as on processors."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryFacts(DecoderFacts):
     """A decoder that transformers' own class computes. `stored`: the format of its matrices, or how they are
     quantised. `quantised`: the name of that form, "" where they are not."""
+
+    whole: ClassVar[str] = f"{LOADED_WHOLE}; leave shards out"
+    linked_bytes: ClassVar[int | None] = _LINKS_BYTES
 
     quantised: str = ""
 

@@ -13,11 +13,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from xml.etree import ElementTree
 
 from adapters.content_digest import full_identity
 from adapters.contract import LayerRange, ModelRefused
+from adapters.decoder.facts import FileFacts
 from adapters.decoder.spec import MOST_COUNT
 from device_profiles.units import MIB
 
@@ -26,7 +27,7 @@ IR_WEIGHTS: Final = "openvino_model.bin"
 IR_ADAPTER: Final = "openvino_rt"
 """The only runtime of ours that reads them."""
 # What is prepared of one is links and a page of facts. Bounds nothing else.
-IR_LINK_BYTES: Final = 1 * MIB
+_LINK_BYTES: Final = 1 * MIB
 IR_IS_WHOLE: Final = (
     "it is in OpenVINO's form (IR), whose layers are not cut: leave shards out, or take the model's GGUF file or "
     "safetensors."
@@ -56,53 +57,26 @@ _DYNAMIC: Final = "?"
 _EXPORT: Final = "optimum-cli export openvino --task text-generation-with-past --model ORG/NAME DIRECTORY"
 
 
-@dataclass(frozen=True, slots=True)
-class IrFacts:
-    """A decoder as its graph describes it; sizes as in `adapters.decoder.spec.DecoderSizes`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IrFacts(FileFacts):
+    """A decoder as its graph describes it.
 
     `kv_elements`: of keys and values that all layers keep of a position. `layer_elements`: weights of all layers'
-    matrices; `layer_reads`: those that one row meets, fewer where there are experts. `head_elements`: of an output
-    layer of its own, 0 where it is the embedding. `stored`: how most weights are held. `draft_outputs` is always 0."""
+    matrices; `layer_reads`: those that one row meets, fewer where there are experts."""
 
-    family: str
-    layers: int
-    hidden: int
-    heads: int
-    mlp: int
-    vocabulary_size: int
-    context_length: int
+    whole: ClassVar[str] = IR_IS_WHOLE
+    fixed_formats: ClassVar[bool] = True
+    linked_bytes: ClassVar[int | None] = _LINK_BYTES
+
     kv_elements: int
     attention_elements: int
     layer_elements: int
     layer_reads: int
-    embedding_elements: int
-    head_elements: int
-    stored: str
-    draft_outputs: int = 0
-
-    @property
-    def outputs(self) -> int:
-        """How many logits a row has."""
-        return self.vocabulary_size
-
-    @property
-    def all_layers(self) -> LayerRange:
-        return LayerRange(0, self.layers)
-
-    @property
-    def matrix_elements(self) -> int:
-        """How many weights the matrices have together."""
-        return self.count_elements(self.all_layers)
 
     @property
     def read_elements(self) -> int:
         """How many weights a forward of one row reads."""
         return self.layer_reads + self.vocabulary_size * self.hidden
-
-    def count_elements(self, layers: LayerRange) -> int:
-        first, last = layers.first == 0, layers.end == self.layers
-        ends = self.embedding_elements if first or (last and not self.head_elements) else 0
-        return ends + (self.head_elements if last else 0) + self.count_layer_elements(layers)
 
     def count_layer_elements(self, layers: LayerRange) -> int:
         return self.layer_elements * (layers.end - layers.first) // self.layers

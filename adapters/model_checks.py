@@ -26,13 +26,12 @@ from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import list_beside, read_model_header
 from adapters.hf_directory import is_ir, read_all_tensors, read_declared_fingerprint, read_ir_facts, read_json, title
 from adapters.hf_facts import (
-    LOADED_WHOLE,
     DirectoryFacts,
     read_directory_facts,
     refuse_form,
     refuse_without_transformers,
 )
-from adapters.ir_facts import IR_ADAPTER, IR_IS_WHOLE, IrFacts
+from adapters.ir_facts import IR_ADAPTER, IrFacts
 from adapters.llama_cpp.fork_faults import find_fault
 from adapters.llama_cpp.library import check_fault
 from adapters.names import LLAMA_CPP, TRANSFORMERS
@@ -203,10 +202,8 @@ def list_only_runtimes(sizes: DecoderSizes) -> tuple[str, ...]:
 
 def refuse_whole(sizes: DecoderSizes, name: str) -> None:
     """Refuse a model whose layers cannot be cut into ranges. Raises ModelRefused."""
-    if isinstance(sizes, IrFacts):
-        raise ModelRefused(f"{name}: {IR_IS_WHOLE}")
-    if isinstance(sizes, DirectoryFacts):
-        raise ModelRefused(f"{name}: {LOADED_WHOLE}; leave shards out")
+    if sizes.whole:
+        raise ModelRefused(f"{name}: {sizes.whole}")
 
 
 def explain_no_drafts(spec: DecoderSizes | None) -> str:

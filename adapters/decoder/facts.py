@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from adapters.contract import LayerRange
 
@@ -20,19 +20,18 @@ class Memory(StrEnum):
     RECURRENT = "recurrent"
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderFacts:
-    """A decoder as its files describe it. Lists have an entry for each layer, without layers that only draft
-    (multi-token prediction).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """What all decoders say of themselves that are run as their files are; sizes as in
+    `adapters.decoder.spec.DecoderSizes`.
 
-    `kv_heads`, `key_lengths` and `value_lengths`: how many keys a layer keeps of a position, and the elements of a key
-    and of a value; all 0 in a layer that keeps none of its own. With latent attention values are a part of keys, and
-    their length is 0. `windows`: in tokens, 0 where a layer looks at all. `state_elements`: of a layer and a text.
+    `embedding_elements`: weights outside the layers, but for a head of its own, which has `head_elements`. `stored`:
+    what the format of most weights is called. `draft_outputs` is 0: such files say all tokens."""
 
-    `layer_elements`: weights of the layer's matrices; `layer_reads`: those that one row meets, fewer where there are
-    experts. `embedding_elements`: weights outside the layers, but for a head of its own, which has `head_elements`.
-    `weights_bytes`: of the files. `stored`: what their format is called. `draft_outputs` is 0: such files say all
-    tokens."""
+    whole: ClassVar[str] = ""
+    fixed_formats: ClassVar[bool] = False
+    linked_bytes: ClassVar[int | None] = None
+    """What is prepared of one takes at the most, where it is links to its files; None where nothing is linked."""
 
     family: str
     layers: int
@@ -41,28 +40,10 @@ class DecoderFacts:
     mlp: int
     vocabulary_size: int
     context_length: int
-    memory: Memory
-    kv_heads: tuple[int, ...]
-    key_lengths: tuple[int, ...]
-    value_lengths: tuple[int, ...]
-    windows: tuple[int, ...]
-    state_elements: tuple[int, ...]
-    layer_elements: tuple[int, ...]
-    layer_reads: tuple[int, ...]
     embedding_elements: int
     head_elements: int
-    weights_bytes: int
     stored: str
     draft_outputs: int = 0
-
-    @property
-    def cuts_anywhere(self) -> bool:
-        return self.memory is Memory.KV_CACHE
-
-    @property
-    def state_bytes(self) -> int:
-        """What a text takes beside its KV cache, however long it is."""
-        return STATE_VALUE_BYTES * sum(self.state_elements)
 
     @property
     def outputs(self) -> int:
@@ -78,6 +59,46 @@ class DecoderFacts:
         """How many weights the matrices have together."""
         return self.count_elements(self.all_layers)
 
+    def count_elements(self, layers: LayerRange) -> int:
+        first, last = layers.first == 0, layers.end == self.layers
+        ends = self.embedding_elements if first or (last and not self.head_elements) else 0
+        return ends + (self.head_elements if last else 0) + self.count_layer_elements(layers)
+
+    def count_layer_elements(self, layers: LayerRange) -> int:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderFacts(FileFacts):
+    """A decoder as its files describe it. Lists have an entry for each layer, without layers that only draft
+    (multi-token prediction).
+
+    `kv_heads`, `key_lengths` and `value_lengths`: how many keys a layer keeps of a position, and the elements of a key
+    and of a value; all 0 in a layer that keeps none of its own. With latent attention values are a part of keys, and
+    their length is 0. `windows`: in tokens, 0 where a layer looks at all. `state_elements`: of a layer and a text.
+
+    `layer_elements`: weights of the layer's matrices; `layer_reads`: those that one row meets, fewer where there are
+    experts. `weights_bytes`: of the files."""
+
+    memory: Memory
+    kv_heads: tuple[int, ...]
+    key_lengths: tuple[int, ...]
+    value_lengths: tuple[int, ...]
+    windows: tuple[int, ...]
+    state_elements: tuple[int, ...]
+    layer_elements: tuple[int, ...]
+    layer_reads: tuple[int, ...]
+    weights_bytes: int
+
+    @property
+    def cuts_anywhere(self) -> bool:
+        return self.memory is Memory.KV_CACHE
+
+    @property
+    def state_bytes(self) -> int:
+        """What a text takes beside its KV cache, however long it is."""
+        return STATE_VALUE_BYTES * sum(self.state_elements)
+
     @property
     def read_elements(self) -> int:
         """How many weights a forward of one row reads."""
@@ -88,11 +109,6 @@ class DecoderFacts:
         """The elements of all heads' queries, over all layers: of a row's products with a position."""
         sizes = zip(self.kv_heads, self.key_lengths, strict=True)
         return sum(self.heads * length for kv_heads, length in sizes if kv_heads)
-
-    def count_elements(self, layers: LayerRange) -> int:
-        first, last = layers.first == 0, layers.end == self.layers
-        ends = self.embedding_elements if first or (last and not self.head_elements) else 0
-        return ends + (self.head_elements if last else 0) + self.count_layer_elements(layers)
 
     def count_layer_elements(self, layers: LayerRange) -> int:
         return sum(self.layer_elements[layers.first : layers.end])

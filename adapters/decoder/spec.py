@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,16 @@ class DecoderSizes(Protocol):
     @property
     def draft_outputs(self) -> int: ...
     @property
+    def whole(self) -> str:
+        """Why its layers are not loaded apart, with the way out; "" where they are."""
+        ...
+
+    @property
+    def fixed_formats(self) -> bool:
+        """Whether its weights are run in the formats of its files alone."""
+        ...
+
+    @property
     def outputs(self) -> int: ...
     @property
     def all_layers(self) -> LayerRange: ...
@@ -106,6 +116,9 @@ class DecoderSpec:
     """Sizes in elements. `windows[L]` is the layer's sliding window in tokens, 0 for full attention; `ropes[L]`
     the layer's rope. `query_scale` multiplies query-key products. Soft caps are 0 where there is none. `draft_outputs`:
     how many tokens a draft can say, where that is not the whole vocabulary, else 0."""
+
+    whole: ClassVar[str] = ""
+    fixed_formats: ClassVar[bool] = False
 
     family: str
     layers: int

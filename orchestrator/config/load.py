@@ -13,7 +13,6 @@ from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSizes
 from adapters.distributions import list_foreign
 from adapters.hf_hub import HUB_PREFIX
-from adapters.ir_facts import IrFacts
 from adapters.llama_cpp.library import WrongLibrary
 from adapters.model_checks import explain_no_drafts
 from adapters.model_source import check_source
@@ -219,7 +218,7 @@ def _check_source(
         if elsewhere and isinstance(error, WrongLibrary):
             return None  # the hosts that run it have libraries of their own, and say so when they load it
         raise file.refuse(place, f"{error}{_ON_ALL_HOSTS if elsewhere else ''}") from error
-    if isinstance(sizes, IrFacts) and model.weights not in (AUTO, AS_FILE):
+    if sizes is not None and sizes.fixed_formats and model.weights not in (AUTO, AS_FILE):
         raise file.refuse(
             (*place[:-1], "weights"), f"{source} is an OpenVINO IR, which is run as it is; leave this out"
         )

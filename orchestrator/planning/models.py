@@ -10,7 +10,6 @@ from adapters.decoder.source import count_held_bytes, open_source
 from adapters.decoder.spec import DecoderSizes, DecoderSpec
 from adapters.gguf_splits import read_model_header
 from adapters.hf_facts import DirectoryFacts
-from adapters.ir_facts import IrFacts
 from adapters.model_checks import list_only_runtimes
 from adapters.model_digests import digest_at_hand, parse_simulated_script
 from adapters.model_source import check_model, resolve
@@ -107,11 +106,10 @@ def model_at_hand(
         draft_bytes = count_draft_bytes(read_model_header(file.path))
         if draft_bytes < size:
             size, own_format = draft_bytes, DRAFT
-    whole = isinstance(sizes, IrFacts | DirectoryFacts)
-    formats = (AS_FILE,) if isinstance(sizes, IrFacts) else () if weights == AUTO else (weights,)
+    formats = (AS_FILE,) if sizes.fixed_formats else () if weights == AUTO else (weights,)
     shape, runtimes = _shape_of_sizes(sizes), list_only_runtimes(sizes)
     bits = 8.0 * size / shape.elements
-    return PlannedModel(name or file.name, shape, formats, bits, digest, runtimes, own_format, whole)
+    return PlannedModel(name or file.name, shape, formats, bits, digest, runtimes, own_format, bool(sizes.whole))
 
 
 def _shape_of_sizes(sizes: DecoderSizes) -> DecoderShape:

@@ -16,8 +16,6 @@ from adapters import registry
 from adapters.contract import AdapterUnavailable, FilesInPlace, ModelRefused, Unsupported
 from adapters.device_memory import read_device_memory
 from adapters.hardware import hardware, runtime_version
-from adapters.hf_facts import DirectoryFacts
-from adapters.ir_facts import IrFacts
 from adapters.model_digests import digest_at_hand
 from adapters.model_source import check_model, refuse_runtime, resolve
 from adapters.model_store import ModelStore
@@ -289,12 +287,10 @@ def find_source_digest(options: ModelOptions) -> str:
 
 def _list_cut_runtimes(config: ClusterConfig, model: ModelOptions) -> tuple[str, ...]:
     """Return the runtimes whose layers a plan may spread over devices of this machine, or over hosts."""
-    simulated = model.source.startswith(SIMULATED_PREFIX)
     if config.placement.sharding == "never" or model.tensor_parallel > 1:
         return ()
     simulated = model.source.startswith(SIMULATED_PREFIX)
-    whole = DirectoryFacts | IrFacts  # is loaded whole
-    if not simulated and isinstance(check_model(resolve(model.source, Path(model.base)), AUTO), whole):
+    if not simulated and check_model(resolve(model.source, Path(model.base)), AUTO).whole:
         return ()
     own = CONVERTING_ADAPTERS if not simulated else ("simulated",)
     able = tuple(name for name in own if config.model.adapter in (AUTO, name))

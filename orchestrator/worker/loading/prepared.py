@@ -21,10 +21,9 @@ from adapters.contract import (
     Unsupported,
     cut_layers,
 )
+from adapters.decoder.facts import FileFacts
 from adapters.device_check import check_device
 from adapters.device_memory import read_host_memory
-from adapters.hf_facts import LINKS_BYTES, DirectoryFacts
-from adapters.ir_facts import IR_LINK_BYTES, IrFacts
 from adapters.model_checks import check_use
 from adapters.model_digests import digest_simulated_model, parse_simulated_script
 from adapters.model_identity import ModelIdentity
@@ -232,8 +231,8 @@ def _prepare_whole(
     chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
     is_linked = isinstance(adapter, FilesInPlace) and (chosen is None or chosen.choice.weights != DRAFT)
     needed_bytes = adapter.prepared_bytes if isinstance(adapter, FilesInPlace) and is_linked else None
-    if isinstance(sizes, DirectoryFacts | IrFacts):
-        needed_bytes = LINKS_BYTES if isinstance(sizes, DirectoryFacts) else IR_LINK_BYTES
+    if isinstance(sizes, FileFacts) and sizes.linked_bytes is not None:
+        needed_bytes = sizes.linked_bytes
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress, needed_bytes=needed_bytes)
     choice = chosen.choice if chosen else None
     return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, split, store)
