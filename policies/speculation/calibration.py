@@ -34,18 +34,18 @@ class Calibration:
 def chance(calibration: Calibration, probability: float) -> float:
     """Return the chance that a token is accepted to which its draft model gave `probability` (0 to 1)."""
     bucket = bisect_right(EDGES, probability)
-    return (calibration.accepted[bucket] + PRIOR * probability) / (calibration.seen[bucket] + PRIOR)
+    return estimate_rate(calibration.accepted[bucket], calibration.seen[bucket], probability, PRIOR)
 
 
 def usual_chance(calibration: Calibration) -> float:
     """Return how often tokens are accepted whose predecessors were, whatever probability they had; near 1 at first."""
-    return (sum(calibration.accepted) + PRIOR) / (sum(calibration.seen) + PRIOR)
+    return estimate_rate(sum(calibration.accepted), sum(calibration.seen), 1.0, PRIOR)
 
 
 def observe_token_outcome(calibration: Calibration, probability: float, accepted: bool) -> Calibration:
     """Return the calibration with one more outcome: of a token whose predecessors were all accepted."""
     counts = list(calibration.seen), list(calibration.accepted)
-    _count(*counts, probability, accepted)
+    count_outcome(*counts, bisect_right(EDGES, probability), right=accepted)
     return Calibration(tuple(counts[0]), tuple(counts[1]))
 
 
@@ -56,15 +56,20 @@ def observe_draft_outcome(
     was wrong. Proposals that were not verified count too, as far as the target went the same way without them."""
     seen, accepted = list(calibration.seen), list(calibration.accepted)
     for token, probability, chosen in zip(proposed, probabilities, committed, strict=False):
-        _count(seen, accepted, probability, token == chosen)
+        count_outcome(seen, accepted, bisect_right(EDGES, probability), right=token == chosen)
         if token != chosen:
             break
     return Calibration(tuple(seen), tuple(accepted))
 
 
-def _count(seen: list[float], accepted: list[float], probability: float, right: bool) -> None:
-    bucket = bisect_right(EDGES, probability)
-    before = seen[bucket]
-    fade = (MEMORY - 1.0) / before if before > MEMORY - 1.0 else 1.0
-    seen[bucket] = before * fade + 1.0
-    accepted[bucket] = accepted[bucket] * fade + right
+def count_outcome(seen: list[float], accepted: list[float], kind: int, *, right: bool, memory: float = MEMORY) -> None:
+    """Add an outcome of a kind to the counts of each kind, of which so many outcomes are remembered."""
+    before = seen[kind]
+    fade = (memory - 1.0) / before if before > memory - 1.0 else 1.0
+    seen[kind] = before * fade + 1.0
+    accepted[kind] = accepted[kind] * fade + right
+
+
+def estimate_rate(accepted: float, seen: float, prior: float, weight: float) -> float:
+    """Return the mean of a Beta posterior whose prior is worth so many outcomes."""
+    return (accepted + weight * prior) / (seen + weight)

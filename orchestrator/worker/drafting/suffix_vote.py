@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from orchestrator.worker.drafting.port import NOTHING, Draft
 from orchestrator.worker.drafting.statistics import Guess
+from policies.speculation.calibration import count_outcome, estimate_rate
 
 Voter = tuple[float, list[int], int, bool]
 """A weight, a text, the place in it where the continuation starts, and whether it is the request's own text."""
@@ -124,13 +125,10 @@ class _Rates:
         self._right = [0.0] * kinds
 
     def estimate(self, kind: int, prior: float) -> float:
-        """Return the mean of a Beta posterior."""
-        return (self._right[kind] + _PRIOR * prior) / (self._seen[kind] + _PRIOR)
+        return estimate_rate(self._right[kind], self._seen[kind], prior, _PRIOR)
 
     def add(self, kind: int, *, right: bool) -> None:
-        fade = (_MEMORY - 1.0) / self._seen[kind] if self._seen[kind] > _MEMORY - 1.0 else 1.0
-        self._seen[kind] = self._seen[kind] * fade + 1.0
-        self._right[kind] = self._right[kind] * fade + right
+        count_outcome(self._seen, self._right, kind, right=right, memory=_MEMORY)
 
 
 class VotedDraft(NamedTuple):
