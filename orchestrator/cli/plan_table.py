@@ -183,14 +183,6 @@ def _prediction_rows(prediction: Prediction, currency: str) -> Iterator[tuple[st
             f"prefill {prediction.prefill_ms:.2f}{_SELDOM_ASKED if prediction.link_ms else ''}"
         ),
     )
-    if prediction.uncascaded_draft_ms > prediction.draft_ms:
-        yield (
-            "cascade",
-            (
-                f"the draft model checks cheaper drafters' tokens in its own steps: drafting takes "
-                f"{prediction.draft_ms:.2f} ms a round, {prediction.uncascaded_draft_ms:.2f} without"
-            ),
-        )
     cost, joules = prediction.cost_per_million_tokens, prediction.joules_per_token
     yield "cost", "".join(_describe_taken(cost, 0.0, currency)) or "not known: no price"
     yield "energy", "".join(_describe_taken(0.0, joules, currency)) or "not known: no power"

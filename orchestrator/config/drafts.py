@@ -122,10 +122,6 @@ class ModelDraft(StaticShapesSection):
     answer_timeout_s: float = Field(default=20.0, gt=0, le=3600)
     """With `process: own`: a worker that has not answered for so long is started again. Reading a long prompt is part
     of it."""
-    cascade: Literal["auto", "none"] = "auto"
-    """Whether its steps check several tokens of cheaper drafters. `auto`: as many as are worth their rows by what was
-    measured. With `process: own` the only cheaper drafter is the text's own repetitions, with its model's
-    statistics."""
     mismatched_vocabulary: Literal["refuse", "translate"] = "refuse"
     """What to do where its tokens mean other text than the target's. `refuse`: do not start. `translate`: encode what
     it proposes with the target's tokenizer. Rows that only fill a vocabulary up are no difference."""

@@ -418,7 +418,6 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
         remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s, draft.cores)
         if draft.process == "own"
         else None,
-        cascade=draft.cascade == "auto",
         translate=draft.mismatched_vocabulary == "translate",
     )
 

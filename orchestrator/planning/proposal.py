@@ -29,7 +29,6 @@ from orchestrator.planning.wanted import (
     build_measured_drafter,
     build_measured_drafters,
     build_plan_goal,
-    list_cheaper,
     model_drafter,
 )
 from policies.planning.merit import tells_burden
@@ -296,7 +295,7 @@ def build_proposal(
     except NoPlan as error:
         left = "".join(f"; {draft.describe_reserve(request.most_replicas)}" for draft in request.beside)
         raise PlanError(f"there is no plan: {error}{left}") from error
-    assumed = (*_list_assumptions(request, known, pairs), *later)
+    assumed = (*_list_assumptions(request, known), *later)
     return PlanProposal(plan, cluster, goal, behind, request, assumed, tuple(pairs))
 
 
@@ -308,15 +307,7 @@ def _settle_plan(cluster: Inventory, request: PlanRequest, pairs: Sequence[PairA
         load = (request.target.name, request.placement.concurrency, depth)
         by_policy = (request.target.name, request.placement.concurrency, request.depth_bound)
         drafters = build_measured_drafters(SUFFIX, "suffix", pairs, *by_policy) if request.suffix else []
-        drafters += [
-            replace(
-                build_measured_drafter(model_drafter(draft), draft.name, pairs, *load),
-                cheaper=list_cheaper(
-                    draft, request.drafts, SUFFIX if request.suffix else None, pairs, request.target.name
-                ),
-            )
-            for draft in request.drafts
-        ]
+        drafters += [build_measured_drafter(model_drafter(draft), draft.name, pairs, *load) for draft in request.drafts]
         goal = build_plan_goal(request, drafters)
         plan = plan_placement(cluster, goal)
         chosen = plan.replicas[0].depth
@@ -326,7 +317,7 @@ def _settle_plan(cluster: Inventory, request: PlanRequest, pairs: Sequence[PairA
     return goal, plan
 
 
-def _list_assumptions(request: PlanRequest, known: Collection[str], pairs: Sequence[PairAcceptance]) -> tuple[str, ...]:
+def _list_assumptions(request: PlanRequest, known: Collection[str]) -> tuple[str, ...]:
     lines = []
     if request.suffix and request.depth_bound and "suffix" not in known:
         lines.append(
@@ -343,24 +334,4 @@ def _list_assumptions(request: PlanRequest, known: Collection[str], pairs: Seque
         for server in request.draft_servers
         if request.depth_bound
     ]
-    return tuple(lines + _list_cascade_assumptions(request, pairs))
-
-
-def _list_cascade_assumptions(request: PlanRequest, pairs: Sequence[PairAcceptance]) -> list[str]:
-    lines = []
-    for draft in request.drafts:
-        measured = {pair.drafter for pair in pairs if pair.target == draft.model.name}
-        for cheaper in list_cheaper(
-            draft, request.drafts, SUFFIX if request.suffix else None, pairs, request.target.name
-        ):
-            share = (
-                f", a step of it takes {cheaper.step_share:.2f} of its own, by their weights"
-                if cheaper.step_share
-                else ""
-            )
-            if cheaper.name not in measured:
-                lines.append(
-                    f"tokens of {cheaper.name} that {draft.model.name} checks in its steps: its own choice with "
-                    f"{cheaper.acceptance[0]:.2f}, as they are the target's{share}"
-                )
-    return lines
+    return tuple(lines)

@@ -19,9 +19,7 @@ from orchestrator.config.target import AUTO, OwnTarget, Target
 from orchestrator.errors import OutriderError
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
 from orchestrator.planning.neighbours import ReservedDraft, TakenPlace, beside_the_plan
-from policies.models.quantization import AS_FILE
-from policies.planning.draft_yield import MOST_CHECKED
-from policies.planning.plan import CheaperDrafter, Constraints, DrafterFacts, Objective, PlanGoal, TermWeights, Workload
+from policies.planning.plan import Constraints, DrafterFacts, Objective, PlanGoal, TermWeights, Workload
 from policies.serving.failover.standby import NO_RULES, FailoverRules
 
 SUFFIX = DrafterFacts(
@@ -37,15 +35,13 @@ at depth 4, 1.3 at depth 8."""
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
     """A draft model to choose, and the chance that a token of it is accepted. `index`: its place in `drafts` of
-    cluster.yaml; `name`: what the daemon calls it. `cascade`: it checks cheaper drafters' tokens in its steps.
-    `placed`: cluster.yaml says that it runs in the target's process, and where: it is there whatever a plan chooses.
-    `entry`: what stands there; None where it is sketched."""
+    cluster.yaml; `name`: what the daemon calls it. `placed`: cluster.yaml says that it runs in the target's process,
+    and where: it is there whatever a plan chooses. `entry`: what stands there; None where it is sketched."""
 
     model: PlannedModel
     acceptance: tuple[float, ...]
     index: int = -1
     name: str = ""
-    cascade: bool = False
     placed: bool = False
     entry: ModelDraft | None = None
 
@@ -110,9 +106,7 @@ def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base
         return replace(
             build_request_from_config(config, base, sketch.placement), beside=()
         )  # it is loaded here, not there
-    drafts = tuple(
-        DraftCandidate(build_sketched_model(draft), (draft.acceptance,), cascade=True) for draft in sketch.drafts
-    )
+    drafts = tuple(DraftCandidate(build_sketched_model(draft), (draft.acceptance,)) for draft in sketch.drafts)
     return PlanRequest(
         build_sketched_model(sketch.target),
         drafts,
@@ -148,7 +142,6 @@ def build_request_from_config(
                 (placement.draft_acceptance,),
                 index,
                 name,
-                draft.cascade == "auto" and draft.mismatched_vocabulary == "refuse",
                 draft.process == "target" and AUTO not in (draft.adapter, draft.device),
                 draft,
             )
@@ -239,44 +232,6 @@ def build_plan_goal(request: PlanRequest, drafters: Sequence[DrafterFacts]) -> P
 
 def model_drafter(draft: DraftCandidate) -> DrafterFacts:
     return DrafterFacts(draft.model.name, draft.acceptance, draft.model.facts)
-
-
-def list_cheaper(
-    draft: DraftCandidate,
-    drafts: Sequence[DraftCandidate],
-    text: DrafterFacts | None,
-    pairs: Sequence[PairAcceptance],
-    target: str,
-) -> tuple[CheaperDrafter, ...]:
-    """Return whose tokens a draft model checks in its steps: the text's own (`text`: None where nobody drafts so), and
-    those of models before it that are there in any case.
-
-    How often tokens are its own choice is what was measured with it as the target; else what is known with the target.
-    A step of a cheaper model takes the share that its weights have of this one's.
-    """
-    if not draft.cascade:
-        return ()
-    cheaper = []
-    if text is not None:
-        known = build_measured_drafter(text, "suffix", pairs, draft.model.name, 1, MOST_CHECKED, rule="fixed")
-        if known == text:
-            known = build_measured_drafter(text, "suffix", pairs, target, 1, MOST_CHECKED, rule="fixed")
-        cheaper.append(CheaperDrafter("suffix", known.acceptance, known.coverage))
-    for other in drafts:
-        if other.index >= draft.index or not other.placed:
-            continue
-        known = build_measured_drafter(
-            model_drafter(other), other.name, pairs, draft.model.name, 1, MOST_CHECKED, rule="fixed"
-        )
-        share = _read_bits(other.model) / max(1.0, _read_bits(draft.model))
-        below = list_cheaper(other, drafts, text, pairs, target)
-        cheaper.append(CheaperDrafter(other.name, known.acceptance, known.coverage, share, below, in_process=True))
-    return tuple(cheaper)
-
-
-def _read_bits(model: PlannedModel) -> float:
-    """Return the bits of the weights that a step of a model reads."""
-    return model.shape.elements * model.bits(model.weights[0] if model.weights else AS_FILE)
 
 
 def build_measured_drafters(

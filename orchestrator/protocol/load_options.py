@@ -107,8 +107,6 @@ class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="mo
     remote: RemoteOptions | None = None
     translate: bool = False
     """It is served where its vocabulary is another one, too."""
-    cascade: bool = True
-    """Its steps may check the tokens of cheaper drafters."""
 
 
 class EndpointDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="endpoint"):

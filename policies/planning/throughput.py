@@ -38,7 +38,6 @@ from policies.planning.draft_yield import (
     changes_of,
     compute_draft_length_shares,
     depth_bound,
-    estimate_drafting_ms,
     tokens_per_round,
     usual_depth,
 )
@@ -48,6 +47,7 @@ from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens,
 Values = TypeVar("Values", float, NDArray[np.float64])
 # Of one sequence's message on the draft's link: ids, confidences, framing. ADR 0017: four tokens are 74 bytes.
 _BYTES_PER_DRAFT = 64.0
+_FIRST_ROWS = 2.0  # the token of the last verdict that a draft missed, and the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,15 @@ def verify_ms(
 
 def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float) -> float:
     """Return the time to draft `depth` tokens for every sequence: the first forward also reads what the draft missed
-    of the last verdict. Steps that check cheaper drafters' tokens are fewer (policies/planning/draft_yield.py)."""
+    of the last verdict."""
     if depth == 0 or sequences <= 0:
         return 0.0
     if draft.part is None:
         drafted = sum(count * share for count, share in compute_draft_length_shares(draft.drafter, depth))
         return draft.drafter.token_ms * (drafted if draft.drafter.offered else depth) * sequences
     part, context = draft.part, context_tokens(workload)
-    cheaper = [drafter for drafter in draft.drafter.cheaper if not (drafter.in_process and draft.overlap)]
-    return estimate_drafting_ms(lambda rows: part.ms(rows * sequences, sequences, context), cheaper, depth)
+    first_ms = part.ms(_FIRST_ROWS * sequences, sequences, context)
+    return first_ms + (depth - 1) * part.ms(sequences, sequences, context)
 
 
 def _goodput(prediction: Prediction) -> float:
@@ -155,17 +155,14 @@ class _Predictor:
     def at(self, depth: int, micro_batches: int) -> Prediction:
         draft, load, sequences = self._draft, self._load, self._target.sequences
         plain = self.plain[micro_batches]
-        verify, drafting, link, alone = plain, 0.0, 0.0, 0.0
+        verify, drafting, link = plain, 0.0, 0.0
         if draft is not None and depth > 0:
             changes = changes_of(draft.drafter, sequences)
             verify = sum(
                 share * self._times.verify_ms(self._target.hops, count, micro_batches, changes=changes)
                 for count, share in compute_draft_length_shares(draft.drafter, depth)
             )
-            drafting = alone = draft_ms(draft, load, depth, sequences)
-            if draft.drafter.cheaper:
-                bare = replace(draft, drafter=replace(draft.drafter, cheaper=()))
-                alone = draft_ms(bare, load, depth, sequences)
+            drafting = draft_ms(draft, load, depth, sequences)
             if draft.part is not None and draft.overlap:
                 link = draft_link_ms(draft.link.rtt_ms, draft.link.bytes_per_s, sequences)
         together = _together_ms(self._target, draft, load, depth, verify, drafting, link)
@@ -182,7 +179,6 @@ class _Predictor:
             round_ms=together + share,
             verify_ms=verify,
             draft_ms=drafting,
-            uncascaded_draft_ms=alone,
             link_ms=link,
             prefill_ms=share,
             depth=depth,

@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 
 from adapters.tokenizer import load_tokenizer
 from adapters.vocabulary import vocabulary_from
 from device_profiles.workload import vocabulary_fingerprint
-from orchestrator.fitting.worker_options import draft_specs, engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.generating.data import Text
-from orchestrator.protocol.load_options import DraftWorkerOptions, SuffixOptions
+from orchestrator.protocol.load_options import SuffixOptions
 from orchestrator.worker.drafting.counts import build_entries, count_contexts, list_positions
 from orchestrator.worker.drafting.statistics import StatisticsCard, write_statistics
-from orchestrator.worker.loading.draft_worker import list_cheaper
-from orchestrator.worker.loading.models import load_model
 from orchestrator.worker.loading.statistics import place_statistics
-from policies.sampling import Sampling
 from tests.support.config import parse_config
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 
@@ -134,23 +130,6 @@ def test_damaged_statistics_that_nobody_named_cost_drafts_only(tmp_path):
         assert "is damaged" in found["reason"]
         shown = outrider_process("status", "--socket", str(daemon.admin)).stdout
         assert "is damaged" in " ".join(shown.replace("│", " ").split())
-
-
-def test_a_draft_workers_cascade_has_the_statistics_of_its_own_model(tmp_path):
-    text = f"model: {{source: 'simulated:toy', adapter: simulated}}\nstore: {{directory: '{tmp_path}'}}\n"
-    draft = "drafts: [{method: model, source: 'simulated:toy', adapter: simulated, process: own}]\n"
-    config = parse_config(text + draft, tmp_path / "c.yaml")
-    (spec,) = draft_specs(engine_options(config, tmp_path), config)
-    options = msgspec.convert(spec.options, DraftWorkerOptions).draft
-    loaded = load_model(options.model, 2, lambda _stage, _fraction: None)
-    (without,) = list_cheaper(options, loaded)
-    assert without.states()[0].source == ""
-    write(place_statistics(tmp_path, loaded.name, fingerprint()), ["the lighthouse keeper of the north"])
-    (found,) = list_cheaper(options, loaded)
-    assert "tokens of" in found.states()[0].source
-    found.begin("a", load_tokenizer("").encode("lighthou", special=False), Sampling())
-    assert found.continue_from("a", (), 4).from_statistics, "nothing of it is in the text"
-    assert list_cheaper(msgspec.structs.replace(options, cascade=False), loaded) == []
 
 
 def test_what_a_daemon_said_is_drafted_from_after_its_restart_and_no_answer_changes(plain, tmp_path):

@@ -17,7 +17,6 @@ from orchestrator.clock import SystemClock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
 from orchestrator.worker.draft_server.shared import DraftSession, SharedDrafter
-from orchestrator.worker.drafting.cascade import Cascade
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.port import Ask, Draft
 from orchestrator.worker.drafting.protocol import (
@@ -35,7 +34,6 @@ from orchestrator.worker.drafting.protocol import (
 )
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter
 from policies.sampling import Sampling
-from policies.speculation.cascade import StepTimes
 from tests.drafting.test_draft_cache import fresh, read_cache
 from tests.drafting.test_lookahead import Clock
 from tests.drafting.test_remote import REQUESTS, remote, remote_of, until
@@ -160,24 +158,12 @@ def test_the_likeliest_outcomes_are_drafted_for_and_answered_without_a_pass() ->
 )
 @settings(max_examples=60)
 def test_no_branch_leaves_a_line_behind_its_end(rounds, lead, temperature) -> None:
-    """However few passes there were between two rounds, and whatever the target chose. A step checks more tokens of a
-    cheaper drafter than it was asked for."""
-    drafter = ModelDrafter(
-        toy(slots=40, script=WEAK),
-        DrafterState("m", "model"),
-        SystemClock(),
-        vocabulary=272,
-        prefill_ms=1e6,
-        branches=True,
-        cascade=Cascade((cheaper := branching(slots=40, script=WEAK),), SystemClock(), owned=(cheaper,)),
-        ahead=8,
-    )
-    shared = SharedDrafter(drafter, Clock(step_s=0.001))
+    """However few passes there were between two rounds, and whatever the target chose."""
+    shared = SharedDrafter(branching(slots=40, script=WEAK), Clock(step_s=0.001))
     session = shared.join(runs_ahead=True)
     shared.update(session, Begin("a", PROMPT, Sampling(temperature, seed=3)))
     session.lead = lead
     sequence = session.sequences["a"]
-    drafter._cascade.times = StepTimes((1, 16), (1.0, 1.0))
     for number, (limit, right, foreseen, passes) in enumerate(rounds, 1):
         if limit:
             shared.ask(session, number, [Ask("a", limit)], 0.0)

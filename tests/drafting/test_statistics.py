@@ -103,7 +103,7 @@ def test_every_token_of_a_merged_draft_is_what_one_of_both_says(tmp_path_factory
             before = whole[len(text) + place - 1]
             assert token in [text[at + 1] for at in range(len(text) - 1) if text[at] == before]
     if not table:
-        assert found.tokens == alone.continue_from("a", (), limit).tokens[: len(found.tokens)]
+        assert found.tokens == alone.propose([Ask("a", limit)])[0].tokens[: len(found.tokens)]
     merged.close()
     statistics.close()
 

@@ -68,28 +68,6 @@ def test_a_draft_runs_where_the_plan_puts_it_or_not_at_all(tmp_path):
     assert [draft.method for draft in apply_plan(config, found, 0).drafts] == ["suffix"]
 
 
-STAGES = """drafts:
-  - {method: suffix}
-  - {method: model, source: 'simulated:toy?layers=1', adapter: simulated, device: SIM.1}
-  - {method: model, source: 'simulated:toy?layers=4', adapter: simulated, device: SIM.1}
-placement: {draft_acceptance: 0.9}
-"""
-
-
-def test_a_plan_of_four_stages_is_that_of_the_cascade_and_says_so(tmp_path):
-    head = HEAD.format(adapter="auto", device="auto")
-    alone = propose_plan(tmp_path, head + STAGES.replace("SIM.1}", "SIM.1, cascade: none}"))[1]
-    config, found = propose_plan(tmp_path, head + STAGES)
-    assert [draft.method for draft in apply_plan(config, found, 0).drafts] == ["suffix", "model", "model"]
-    last = next(one for one in found.wanted.workload.drafters if len(one.cheaper) == 2)
-    assert [one.name for one in last.cheaper] == ["suffix", "model"]
-    assert [one.name for one in last.cheaper[1].cheaper] == ["suffix"]
-    assert not any(one.cheaper for one in alone.wanted.workload.drafters)
-    assert any("tokens of suffix that" in line for line in found.assumed)
-    one, other = (each.plan.replicas[0].prediction for each in (found, alone))
-    assert one.goodput_tokens_per_s >= other.goodput_tokens_per_s
-
-
 def canary_of(directory: Path, text: str) -> tuple[list[str], list[str], list[str]]:
     """What everybody and what only the canary drafts with where the plan decides, and what is left out for it."""
     canary = "canary: {share: 0.5, speculation: {method: fixed, num_speculative_tokens: 3}}\n"

@@ -10,11 +10,9 @@ from orchestrator.planning.profiling.work import describe_drafts_elsewhere, list
 from orchestrator.planning.proposal import propose_here
 from orchestrator.planning.wanted import (
     SUFFIX,
-    DraftCandidate,
     build_measured_drafter,
     build_measured_drafters,
     build_request_from_config,
-    list_cheaper,
 )
 from tests.support.profiles import store_simulated_profiles
 
@@ -50,25 +48,6 @@ def test_where_no_policy_was_measured_one_drafter_serves_all():
 
 def model(name, layers):
     return PlannedModel(name, DecoderShape.dense(layers, 64, 2, 2, 32, 128, 100), ("int8",))
-
-
-def test_stages_of_a_cascade_check_for_the_next_one_with_what_was_measured_where_it_was():
-    small = DraftCandidate(model("small", 2), (0.7,), 1, "model", cascade=True, placed=True)
-    middle = DraftCandidate(model("middle", 8), (0.8,), 2, "model-2", cascade=True, placed=True)
-    pairs = [pair("fixed", 1, ""), PairAcceptance("middle", "m", "suffix", "chat", "fixed", 1, (GOOD,))]
-    text, model_stage = list_cheaper(middle, [small, middle], SUFFIX, pairs, "t")
-    assert (text.name, text.coverage) == ("suffix", 0.8), "middle's own"
-    assert text.acceptance[0] == pytest.approx(0.75)
-    assert (model_stage.name, model_stage.acceptance, model_stage.in_process) == ("model", (0.7,), True)
-    assert 0.2 < model_stage.step_share < 0.4
-    (below,) = model_stage.cheaper
-    assert below.coverage == 0.4, "as with the target, since nobody measured it with small"
-    assert list_cheaper(small, [small, middle], SUFFIX, pairs, "t") == (below,)
-    assert list_cheaper(small, [small, middle], None, pairs, "t") == ()
-    apart = DraftCandidate(model("middle", 8), (0.8,), 2, "model-2", cascade=False)
-    assert list_cheaper(apart, [small, apart], SUFFIX, pairs, "t") == ()
-    elsewhere = DraftCandidate(model("small", 2), (0.7,), 1, "model", cascade=True)
-    assert [one.name for one in list_cheaper(middle, [elsewhere, middle], SUFFIX, pairs, "t")] == ["suffix"]
 
 
 SERVED = (

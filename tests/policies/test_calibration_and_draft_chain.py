@@ -15,7 +15,7 @@ from policies.speculation.calibration import (
     observe_token_outcome,
     usual_chance,
 )
-from policies.speculation.cascade import WORTH_TOKENS, asks_on, estimate_accepted_tokens, usual_after
+from policies.speculation.chain import WORTH_TOKENS, asks_on, estimate_accepted_tokens, usual_after
 
 chances = st.floats(0.0, 1.0)
 outcomes = st.lists(st.tuples(chances, st.booleans()), max_size=60)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
-from policies.planning.plan import CheaperDrafter, DrafterFacts, ModelFacts, Option, Role, Workload
+from policies.planning.plan import DrafterFacts, ModelFacts, Option, Role, Workload
 from policies.planning.shard_cost import ModelPart
 from policies.planning.throughput import DraftSide, TargetSide, best_depth, predict, verify_ms
 
@@ -42,19 +42,6 @@ def test_drafts_made_ahead_count_as_far_as_they_follow_the_verification() -> Non
     assert round_of(DraftSide(half, ModelPart(DRAFT), True, LINK), 3) == pytest.approx(0.5 * 10.0 + 0.5 * (16.0 + 1.0))
     never = replace(SURE, acceptance=(1.0, 1.0, 1.0, 0.0))
     assert round_of(DraftSide(never, ModelPart(DRAFT), True, LINK), 3) == pytest.approx(16.0 + 1.0)
-
-
-def test_a_cascade_drafts_in_fewer_steps_and_beside_the_target_without_what_is_in_its_process() -> None:
-    sure = replace(SURE, cheaper=(CheaperDrafter("suffix", (1.0,)),))
-    prediction = predict(TARGET, DraftSide(sure, ModelPart(DRAFT)), LOAD, 4)
-    assert (prediction.draft_ms, prediction.uncascaded_draft_ms) == pytest.approx((2.0, 4 * 2.0))
-    assert (
-        prediction.goodput_tokens_per_s
-        > predict(TARGET, DraftSide(SURE, ModelPart(DRAFT)), LOAD, 4).goodput_tokens_per_s
-    )
-    inside = replace(SURE, cheaper=(CheaperDrafter("small", (1.0,), in_process=True),))
-    assert predict(TARGET, DraftSide(inside, ModelPart(DRAFT)), LOAD, 4).draft_ms == pytest.approx(2.0)
-    assert predict(TARGET, DraftSide(inside, ModelPart(DRAFT), True, LINK), LOAD, 4).draft_ms == pytest.approx(8.0)
 
 
 def test_two_readers_of_one_memory_are_no_faster_than_the_memory() -> None:

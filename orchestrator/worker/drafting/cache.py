@@ -59,17 +59,6 @@ class DraftSequence:
         self.guessed = self.guessed[right:] if right == len(tokens) else []
         self.tokens.extend(tokens)
 
-    def take_back(self, count: int, counts: dict[int, int]) -> None:
-        """Let only the first `count` tokens be committed again, as they were with these `counts`. What is fed behind
-        them stays fed."""
-        fed = [*self.tokens[: self.held], *(self.guessed if self.held == len(self.tokens) else ())]
-        self.held, self.guessed = min(count, len(fed)), fed[count:]
-        self.tokens, self.counts = self.tokens[:count], counts
-
-    def keep_guessed(self, drafted: Sequence[int]) -> None:
-        """Roll back what was fed behind the committed tokens and is not the draft's."""
-        self.guessed = self.guessed[: count_common_prefix(self.guessed, drafted)]
-
     def goes_on_from(self, drafted: Sequence[int]) -> bool:
         """True where only the last of these tokens behind the committed ones is still to be fed."""
         return self.slot != NO_SLOT and self.held == len(self.tokens) and self.guessed == list(drafted[:-1])
@@ -87,19 +76,19 @@ class DraftSequence:
 
 @dataclass(frozen=True, slots=True)
 class _Feed:
-    """Tokens for a sequence's slot, behind `start`; `wanted`: the logits behind so many of the last. `close`: what is
-    missing is little, and no prefill."""
+    """Tokens for a sequence's slot, behind `start`; `wanted`: the logits behind the last. `close`: what is missing is
+    little, and no prefill."""
 
     known: DraftSequence
     start: int
     tokens: Sequence[int]
-    wanted: int
+    wanted: bool
     close: bool = True
 
     @property
     def segment(self) -> Segment:
         known = self.known
-        rows = (len(self.tokens) - self.wanted, len(self.tokens)) if self.wanted else (0, 0)
+        rows = (len(self.tokens) - 1, len(self.tokens)) if self.wanted else (0, 0)
         return Segment(known.slot, self.start, self.tokens, rows, known.apart and self.start >= known.prompt)
 
 
@@ -128,12 +117,11 @@ class DraftCache:
         self,
         sequences: Sequence[DraftSequence],
         beside: Sequence[DraftSequence] = (),
-        guessed: Mapping[DraftSequence, Sequence[int]] | None = None,
+        guessed: Mapping[DraftSequence, int] | None = None,
     ) -> dict[DraftSequence, Row]:
         """Feed what the sequences are behind, within a round's bound; returns the logits behind the last token of
         those that are then caught up. The rest goes on in the next round. `beside`: who else drafts in this round.
-        `guessed` is fed in the first forward that ends what a sequence is behind, as by `step`: to those `beside`, and
-        to `sequences` which are that little behind."""
+        Of these `guessed` is fed in the first forward, as by `step`."""
         self._rounds += 1
         for known in (*sequences, *beside):
             known.asked_round = self._rounds
@@ -142,16 +130,14 @@ class DraftCache:
         least = min(_LEAST_ROWS, most)
         left = rows_within(self._row_ms, decode_ms=self._close_ms, bound_ms=self._prefill_ms, most=most, least=least)
         rows_of: dict[DraftSequence, Row] = {}
-        guesses = dict(guessed or {})
-        steps = [_guess(known, guesses.pop(known)) for known in beside if known in guesses]
+        steps = [_guess(known, token) for known, token in (guessed or {}).items()]
         while going or steps:
             feeds, steps = steps, []
             for known in sorted(going, key=lambda known: known.missing):
                 close = known.missing <= _CLOSE_BEHIND
                 rows = min(known.missing, most if close else left)
                 if rows:
-                    fed = guesses.get(known, ())[: most - rows]
-                    feeds.append(_behind(known, rows, fed, close=close))
+                    feeds.append(_behind(known, rows, close=close))
                     left -= 0 if close else len(feeds[-1].tokens)
             going = []
             for known, wanted in self._run(feeds):
@@ -166,12 +152,12 @@ class DraftCache:
         """Feed a sequence as far as the model takes it in one forward, whatever that takes, as a prefill."""
         if self._seat(known):
             rows = min(len(known.tokens), self._model.capabilities.max_batch_rows)
-            self._run([_behind(known, rows, (), close=False)])
+            self._run([_behind(known, rows, close=False)])
 
-    def step(self, guessed: Mapping[DraftSequence, Sequence[int]]) -> dict[DraftSequence, Row]:
-        """Feed guessed tokens to each sequence; returns the logits behind each of them, of those that had room."""
-        feeds = [_guess(known, tokens) for known, tokens in guessed.items()]
-        return {known: rows for known, rows in self._run(feeds) if rows is not None}
+    def step(self, guessed: Mapping[DraftSequence, int]) -> dict[DraftSequence, Row]:
+        """Feed a guessed token to each sequence; returns the logits behind it, of those that had room."""
+        feeds = [_guess(known, token) for known, token in guessed.items()]
+        return {known: row for known, row in self._run(feeds) if row is not None}
 
     def drop(self, known: DraftSequence) -> None:
         if known.slot == NO_SLOT:
@@ -269,8 +255,8 @@ class DraftCache:
                 left = result.logits.copy()  # they are valid until the next forward only
                 for feed in batch:
                     _note(feed)
-                    rows, left = left[: feed.wanted], left[feed.wanted :]
-                    done.append((feed.known, rows if feed.wanted else None))
+                    done.append((feed.known, left[0] if feed.wanted else None))
+                    left = left[int(feed.wanted) :]
                 break
         return done
 
@@ -326,19 +312,18 @@ def count_common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return count
 
 
-def _behind(known: DraftSequence, rows: int, guessed: Sequence[int], *, close: bool) -> _Feed:
-    """Return the next committed tokens to feed, `rows` at most, and `guessed` behind the last of them; no feed reaches
-    over the prompt's end where the rows behind it are of another class."""
+def _behind(known: DraftSequence, rows: int, *, close: bool) -> _Feed:
+    """Return the next committed tokens to feed, `rows` at most; no feed reaches over the prompt's end where the rows
+    behind it are of another class."""
     start = min(known.held, len(known.tokens) - 1)
     end = min(len(known.tokens), start + rows)
     if known.apart and start < known.prompt:
-        end, guessed = min(end, known.prompt), ()
-    tokens, last = known.tokens[start:end], end == len(known.tokens)
-    return _Feed(known, start, [*tokens, *guessed] if last else tokens, 1 + len(guessed) if last else 0, close)
+        end = min(end, known.prompt)
+    return _Feed(known, start, known.tokens[start:end], end == len(known.tokens), close)
 
 
-def _guess(known: DraftSequence, tokens: Sequence[int]) -> _Feed:
-    return _Feed(known, known.held + len(known.guessed), tokens, len(tokens))
+def _guess(known: DraftSequence, token: int) -> _Feed:
+    return _Feed(known, known.held + len(known.guessed), [token], wanted=True)
 
 
 def _note(feed: _Feed) -> None:
@@ -346,5 +331,4 @@ def _note(feed: _Feed) -> None:
     if feed.start >= committed:
         known.guessed.extend(feed.tokens)
         return
-    known.held = min(feed.start + len(feed.tokens), committed)
-    known.guessed = list(feed.tokens[committed - feed.start :])
+    known.held, known.guessed = feed.start + len(feed.tokens), []

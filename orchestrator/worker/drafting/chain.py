@@ -19,7 +19,7 @@ from orchestrator.worker.drafting.prediction import PredictionDrafter
 from orchestrator.worker.drafting.variants import DrafterGroup
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
-from policies.speculation.cascade import OPTIMISM_TOKENS, asks_on, estimate_accepted_tokens, usual_after
+from policies.speculation.chain import OPTIMISM_TOKENS, asks_on, estimate_accepted_tokens, usual_after
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _DrafterTally:
 @dataclass(slots=True)
 class _DrafterStats:
     """What is known of one drafter, for one kind of text (greedy or sampled). `usual`: see
-    policies.speculation.cascade. `proposed` are its last drafts, by sequence, as it gave them."""
+    policies.speculation.chain. `proposed` are its last drafts, by sequence, as it gave them."""
 
     calibration: Calibration = field(default_factory=Calibration)
     usual: float = OPTIMISM_TOKENS

@@ -10,7 +10,6 @@ import numpy as np
 
 from device_profiles.workload import ModelSpec
 from orchestrator.worker.drafting.cache import DraftSequence
-from orchestrator.worker.drafting.cascade import Checked
 from orchestrator.worker.drafting.port import Alternative, Ask, Draft
 from policies.sampling import DraftDistribution, Row, Sampling, choose
 
@@ -49,8 +48,7 @@ class Proposal:
 @dataclass(slots=True, eq=False)
 class GrowingDraft(Proposal):
     """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted, and `usual` that of a
-    token behind accepted ones. Where both together are below `least`, one more is not worth its time. `fed`: a cheaper
-    drafter's tokens that are fed with the next step."""
+    token behind accepted ones. Where both together are below `least`, one more is not worth its time."""
 
     ask: Ask
     known: DraftSequence
@@ -59,8 +57,6 @@ class GrowingDraft(Proposal):
     usual: float = 1.0
     confidences: list[float] = field(default_factory=list)
     certainty: float = 1.0
-    fed: tuple[int, ...] = ()
-    checked: Checked = field(default_factory=Checked)
 
     @property
     def goes_on(self) -> bool:

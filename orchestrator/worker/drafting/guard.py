@@ -9,7 +9,6 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.worker.drafting.cascade import ContinuingDrafter
 from orchestrator.worker.drafting.port import (
     NO_HINTS,
     NOTHING,
@@ -48,13 +47,6 @@ class GuardedDrafter:
         if len(drafts) != len(asks):
             raise ValueError(f"it gave {len(drafts)} drafts for {len(asks)} asks")
         return drafts
-
-    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
-        """See drafting.cascade.ContinuingDrafter; a drafter that is none proposes nothing."""
-        drafter = self._drafter
-        if not isinstance(drafter, ContinuingDrafter):
-            return NOTHING
-        return self._try(lambda: drafter.continue_from(key, tokens, limit), NOTHING)
 
     def end(self, key: str, *, keep: bool) -> None:
         self._try(lambda: self._drafter.end(key, keep=keep), None)

@@ -117,19 +117,16 @@ class IndexDrafter:
         return pays or _SELDOM.is_due(self._rounds)
 
     def _draft(self, ask: Ask) -> Draft:
-        draft, voted = self._vote(ask.key, (), ask.limit)
+        draft, voted = self._vote(ask.key, ask.limit)
         if ask.key in self._ends and ask.limit > 0:
             self._asked[ask.key] = voted
         return draft
 
-    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
-        return self._vote(key, tokens, limit)[0]
-
-    def _vote(self, key: str, tokens: Sequence[int], limit: int) -> tuple[Draft, VotedDraft]:
+    def _vote(self, key: str, limit: int) -> tuple[Draft, VotedDraft]:
         end = self._ends.get(key)
         if end is None or limit <= 0:
             return NOTHING, _NO_VOTES
-        matches = self._passages.find_matches([*end, *tokens][-MATCH:], _PLACES, _LEAST_MATCH)
+        matches = self._passages.find_matches(end[-MATCH:], _PLACES, _LEAST_MATCH)
         read = self._passages.read
         voters = [(weigh_match(match.length, own=False), read(match.place, limit), 0, False) for match in matches]
         longest = matches[0].length if matches else 0

@@ -4,8 +4,7 @@ A round drafts step by step, one ragged forward a step for all sequences. Each t
 with the noise of the same seed and position on the draft's own logits. So it tends to be the target's choice. Where the
 request's rule judges distributions, it is drawn from the draft's own, with random numbers of its own. How sure the
 model is decides, calibrated by outcomes, where drafting stops, and what drafting takes beside what it saves, whether
-there is any (`drafting/gate`). Where there are cheaper drafters, a step checks several of their tokens
-(`drafting/cascade`).
+there is any (`drafting/gate`).
 
 A model that fails costs speed and nothing else: the drafter closes it, says why in its state, and proposes nothing from
 then on.
@@ -26,7 +25,6 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.worker.drafting.cache import NO_SLOT, DraftCache, DraftSequence, count_common_prefix
-from orchestrator.worker.drafting.cascade import Cascade
 from orchestrator.worker.drafting.gate import DraftGate
 from orchestrator.worker.drafting.growing import GrowingDraft, Outputs, Proposal, Rival, find_rivals, probability_of
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter, Outcome, WorkBeside
@@ -40,7 +38,6 @@ from policies.speculation.calibration import (
     observe_token_outcome,
     usual_chance,
 )
-from policies.speculation.cascade import MEASURED_ROWS, StepTimes
 from policies.speculation.gate import token_price
 
 _NEWEST_STEP = 0.1  # weight of the newest step in their mean time. Not tuned.
@@ -56,8 +53,7 @@ class ModelDrafter:
     """Implements drafting.port.Drafter: see the module. `state` says what was loaded, under which name; `vocabulary` is
     the target's, in tokens: the model's own may be padded to another size. A sequence with a token for which it has no
     row is not drafted for. `prefill_ms` bounds what a round spends on prompts that the draft model has not seen yet.
-    `branches`: it is to be asked for branches (drafting.port.BranchingDrafter). A step may check `ahead` tokens of its
-    `cascade` beyond what is asked for, where it will be asked for them next."""
+    `branches`: it is to be asked for branches (drafting.port.BranchingDrafter)."""
 
     def __init__(
         self,
@@ -68,8 +64,6 @@ class ModelDrafter:
         vocabulary: int,
         prefill_ms: float,
         branches: bool = False,
-        cascade: Cascade | None = None,
-        ahead: int = 0,
     ) -> None:
         self.name = state.name
         self._model = model
@@ -81,8 +75,6 @@ class ModelDrafter:
         self._context = model.capabilities.max_context_tokens
         self._cache = DraftCache(model, prefill_ms=prefill_ms)
         self._branches = branches
-        self._cascade = Cascade((), clock) if cascade is None else cascade
-        self._ahead = ahead
         self._known: dict[str, DraftSequence] = {}
         self._branch_keys: set[str] = set()
         self._proposed: dict[str, Proposal] = {}
@@ -114,7 +106,6 @@ class ModelDrafter:
         known = self._known[key] = DraftSequence(key, list(tokens), sampling, len(tokens), apart, penalties)
         if before is not None:
             self._cache.take_over(known, before)
-        self._cascade.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         known = self._known.get(key)
@@ -125,7 +116,6 @@ class ModelDrafter:
             return
         self._learn(key, known.sampling, tokens)
         known.extend(tokens)
-        self._cascade.extend(key, tokens)
 
     def end(self, key: str, *, keep: bool) -> None:
         known = self._known.pop(key, None)
@@ -133,7 +123,6 @@ class ModelDrafter:
         if known is not None:
             self._guard.observe_sequence_end(known)
             self._cache.drop(known)
-            self._cascade.end(key, keep=keep)
 
     def list_outcomes(self, key: str) -> list[Outcome]:
         known, made = self._known.get(key), self._proposed.get(key)
@@ -190,32 +179,12 @@ class ModelDrafter:
         if (forked := self._known.pop(branch, None)) is not None:
             self._cache.drop(forked)
 
-    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
-        known = self._known.get(key)
-        if self._meter.failed or known is None or not self._has(tokens):
-            return NOTHING
-        if len(known.tokens) + len(tokens) + limit > self._context:
-            return NOTHING
-        committed, counts = len(known.tokens), dict(known.counts)
-        try:
-            with self._meter.round():
-                known.extend(tokens)
-                growing = GrowingDraft(Ask(key, limit), known, 0.0, dict(known.counts))
-                self._grow({known: growing})
-        except (AdapterError, NotFinite) as error:
-            self._meter.fail(str(error))
-            self.close()
-            return NOTHING
-        known.take_back(committed, counts)
-        return growing.draft(self.name)
-
     def memory_bytes(self) -> int:
-        """The KV cache, which is allocated whole, and what drafters of its own remember."""
+        """The KV cache, which is allocated whole."""
         if self._meter.failed:
             return 0
         caps = self._model.capabilities
-        kv_bytes = caps.total_blocks * caps.block_tokens * self._model.spec.bytes_per_token
-        return kv_bytes + self._cascade.memory_bytes()
+        return caps.total_blocks * caps.block_tokens * self._model.spec.bytes_per_token
 
     def states(self) -> list[DrafterState]:
         rests = _RESTS if self._guard.rests else ""
@@ -249,15 +218,14 @@ class ModelDrafter:
 
     def measure(self) -> None:
         """Learn what reading and a step take, before there is a request that it could cost something."""
-        rows = min(_MEASURED_ROWS, self._model.capabilities.max_batch_rows, self._context - MEASURED_ROWS[-1])
+        rows = min(_MEASURED_ROWS, self._model.capabilities.max_batch_rows, self._context - 1)
         try:
             # The first pass warms up; of the others the shorter one counts.
             for cache in (DraftCache(self._model, prefill_ms=0.0), self._cache, self._cache):
                 known = DraftSequence("", [0] * rows, Sampling(), 0, False, None)
                 cache.read(known)
                 if known.held == rows:
-                    self._cascade.times = self._time_steps(cache, known)
-                    step_ms = self._cascade.times.ms[0]
+                    step_ms = self._time_step(cache, known)
                     self._least_step_ms = min(self._least_step_ms or step_ms, step_ms) if cache is self._cache else 0.0
                     self._step_ms = self._least_step_ms
                 cache.drop(known)
@@ -265,18 +233,13 @@ class ModelDrafter:
             self._meter.fail(str(error))
             self.close()
 
-    def _time_steps(self, cache: DraftCache, known: DraftSequence) -> StepTimes:
-        """Return what steps of one sequence take, by the rows that it may be fed at once."""
-        most = 1 if self._cascade.is_empty else self._model.capabilities.max_batch_rows
-        sizes = tuple(rows for rows in MEASURED_ROWS if rows <= most)
-        times_ms: list[float] = []
-        for size in sizes:
-            took_ms = []
-            for _ in range(_MEASURED_STEPS):
-                took_ms.append(self._step(cache, {known: [0] * size})[1])
-                known.keep_guessed(())
-            times_ms.append(min(took_ms))
-        return StepTimes(sizes, tuple(times_ms))
+    def _time_step(self, cache: DraftCache, known: DraftSequence) -> float:
+        """Return what a step of one sequence takes, in ms."""
+        took_ms = []
+        for _ in range(_MEASURED_STEPS):
+            took_ms.append(self._step(cache, {known: 0})[1])
+            known.guessed.clear()
+        return min(took_ms)
 
     def _reading_ms(self, known: DraftSequence) -> float:
         return max(0, known.missing - _FOLLOWED_TOKENS) * (self._cache.row_ms or self._step_ms)
@@ -310,45 +273,20 @@ class ModelDrafter:
         """Append what the draft model chooses to each draft, until none is to go on. Raises NotFinite, AdapterError."""
         resumed = [growing for growing in drafting.values() if self._resume(growing)]
         fresh = [growing for growing in drafting.values() if not growing.tokens]
-        feeds = {growing.known: self._feed(growing, len(drafting)) for growing in (*resumed, *fresh) if growing.goes_on}
+        feeds = {growing.known: growing.tokens[-1] for growing in resumed if growing.goes_on}
         rows = self._cache.catch_up([growing.known for growing in fresh], [growing.known for growing in resumed], feeds)
         took_ms = 0.0  # reading is no step
         while rows:
             stepping = [drafting[known] for known in rows]
-            chosen = sum(self._choose_all(growing, rows[growing.known]) for growing in stepping)
-            self._observe_step(took_ms, chosen / len(stepping))
-            feeds = {growing.known: self._feed(growing, len(stepping)) for growing in stepping if growing.goes_on}
+            for growing in stepping:
+                self._choose(growing, rows[growing.known])
+            if took_ms:
+                self._step_ms = update_mean(self._step_ms or took_ms, took_ms, _NEWEST_STEP)
+                self._least_step_ms = min(self._least_step_ms or took_ms, took_ms)
+            feeds = {growing.known: growing.tokens[-1] for growing in stepping if growing.goes_on}
             rows, took_ms = self._step(self._cache, feeds) if feeds else ({}, 0.0)
-        for growing in drafting.values():
-            self._cascade.observe_draft(growing.checked, growing.tokens)
 
-    def _feed(self, growing: GrowingDraft, sequences: int) -> list[int]:
-        """Return what the next step is fed: a draft's last token, where it has one, and a cheaper drafter's tokens."""
-        most = max(growing.ask.limit - len(growing.tokens) - 1, self._ahead)
-        most = min(most, self._context - len(growing.known.tokens) - len(growing.tokens) - 1)
-        growing.fed = self._cascade.propose(growing.checked, growing.ask.key, growing.tokens, most, sequences)
-        return [*growing.tokens[-1:], *growing.fed]
-
-    def _choose_all(self, growing: GrowingDraft, rows: Row) -> int:
-        """Append what the model chooses behind the tokens of its own, and behind fed ones while they are its choice;
-        returns how many that are. `rows`: shape (fed tokens and the one before, columns). Raises NotFinite and
-        AdapterError."""
-        before = len(growing.tokens)
-        for number, row in enumerate(rows):
-            if number and growing.tokens[-1] != growing.fed[number - 1]:
-                break
-            self._choose(growing, row)
-        growing.known.keep_guessed(growing.tokens)
-        return len(growing.tokens) - before
-
-    def _observe_step(self, took_ms: float, tokens: float) -> None:
-        """Learn what a drafted token takes from a step that made so many of each sequence (0 ms: it was none)."""
-        if took_ms:
-            token_ms = took_ms / tokens
-            self._step_ms = update_mean(self._step_ms or token_ms, token_ms, _NEWEST_STEP)
-            self._least_step_ms = min(self._least_step_ms or token_ms, token_ms)
-
-    def _step(self, cache: DraftCache, feeds: dict[DraftSequence, list[int]]) -> tuple[dict[DraftSequence, Row], float]:
+    def _step(self, cache: DraftCache, feeds: dict[DraftSequence, int]) -> tuple[dict[DraftSequence, Row], float]:
         started_s = self._clock.monotonic_s()
         rows = cache.step(feeds)
         return rows, (self._clock.monotonic_s() - started_s) * MS_PER_S

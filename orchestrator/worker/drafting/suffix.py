@@ -272,9 +272,6 @@ class SuffixDrafter:
                 drafts.append(self._find_alternatives(ask, draft) if ask.alternatives and draft.tokens else draft)
             return drafts
 
-    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
-        return self._draft(key, tokens, limit, 0.0)[0]
-
     def _draft(self, key: str, tokens: Sequence[int], limit: int, least: float) -> tuple[Draft, VotedDraft]:
         own = self._indexes.get(key)
         if own is None or limit <= 0:

@@ -29,7 +29,6 @@ from orchestrator.protocol.load_options import (
     RemoteOptions,
     SuffixOptions,
 )
-from orchestrator.worker.drafting.cascade import Cascade, ContinuingDrafter, count_draft_rows
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.grown import GrownStatistics
 from orchestrator.worker.drafting.guard import FailedDrafter, GuardedDrafter
@@ -246,16 +245,11 @@ class _DrafterBuilder:
         if not self.target.model.capabilities.rewinds:
             return None
         built: list[Drafter] = []
-        cheaper: list[ContinuingDrafter] = []
         with ExitStack() as until_built:
             for draft in drafts:
-                drafter = guarded = self._build(draft, cheaper)
-                if not self._is_apart(draft):
-                    guarded = GuardedDrafter(drafter)
-                    if isinstance(drafter, ContinuingDrafter):
-                        cheaper.append(guarded)
-                built.append(guarded)
-                until_built.callback(guarded.close)
+                drafter = self._build(draft)
+                built.append(drafter if self._is_apart(draft) else GuardedDrafter(drafter))
+                until_built.callback(built[-1].close)
             until_built.pop_all()
         # One alone, too: its word is calibrated there.
         return ChainDrafter(built, PredictionDrafter(SystemClock())) if built else None
@@ -266,7 +260,7 @@ class _DrafterBuilder:
             return True
         return isinstance(draft, ModelDraftOptions) and draft.remote is not None and self.remotes is not None
 
-    def _build(self, draft: DraftOptions, cheaper: Sequence[ContinuingDrafter]) -> Drafter:
+    def _build(self, draft: DraftOptions) -> Drafter:
         if isinstance(draft, SuffixOptions):
             statistics = find_statistics(draft, self.options.model, self.target)
             grown = self._open_grown(draft) if statistics.statistics is None else None
@@ -280,7 +274,7 @@ class _DrafterBuilder:
         try:
             if draft.remote is not None and self.remotes is not None:
                 return self._build_remote(draft, draft.remote, self.remotes)
-            return self._build_model(draft, cheaper)
+            return self._build_model(draft)
         except (DeviceLost, ModelReplaced) as error:  # that costs the drafts only
             wanted = draft.model
             state = DrafterState(
@@ -323,7 +317,7 @@ class _DrafterBuilder:
         directory = str(own_tokenizer.prepare_own_tokenizer(store, draft.tokenizer, base, None, self.progress))
         return translating(remotes.connect(draft, load_tokenizer(directory)), self.target, directory)
 
-    def _build_model(self, draft: ModelDraftOptions, cheaper: Sequence[ContinuingDrafter]) -> Drafter:
+    def _build_model(self, draft: ModelDraftOptions) -> Drafter:
         def report_stage(stage: str, fraction: float) -> None:
             self.progress(f"{draft.name}: {stage}", fraction)
 
@@ -333,19 +327,16 @@ class _DrafterBuilder:
         running = self.options.max_running
         if draft.name not in self.models:
             slots = running * self.flights
-            rows = count_draft_rows(slots)
-            self.models[draft.name] = load_model(draft.model, slots, report_stage, logits_rows=rows)
+            self.models[draft.name] = load_model(draft.model, slots, report_stage, logits_rows=slots)
         loaded = self.models[draft.name]
         model = loaded.model if self.flights == 1 else SomeSlots(loaded.model, running * self.flight, running)
         judge = loaded if differs else self.target  # whose tokens it may propose
-        clock = SystemClock()
         drafter = ModelDrafter(
             model,
             msgspec.structs.replace(draft_state(draft, loaded), vocabulary=pair.match.value),
-            clock,
+            SystemClock(),
             vocabulary=judge.model.spec.vocabulary_size,
             prefill_ms=draft.prefill_ms,
-            cascade=Cascade(tuple(cheaper) if draft.cascade and not differs else (), clock),
         )
         drafter.measure()
         return translating(drafter, self.target, tokenizer_dir) if differs else drafter

@@ -52,7 +52,6 @@ from orchestrator.worker.measuring.few_layers import (
 from orchestrator.worker.measuring.live_loop import LiveLoopResult, measure_policy_yield, prompts_of, talk
 from orchestrator.worker.measuring.pairs import compare_choices, replay_drafter
 from orchestrator.worker.measuring.steps import Steps, measure_steps
-from policies.speculation.cascade import MOST_CHECKED
 
 # ADR 0108: the kernel's counters are sums, so few looks tell the mean.
 _EVERY_S: Final = 1.0
@@ -60,6 +59,8 @@ _EVERY_S: Final = 1.0
 Sample = Callable[[], Mapping[str, DeviceLoad]]
 # ADR 0024: 32 sequences, and one for chunks of prompts.
 SLOTS = 33
+# Drafts of a sequence in a forward that is measured. Not tuned.
+_DEEPEST = 8
 _IDLE_S = 0.5  # of looking at the power of a device at rest. Not tuned.
 _ENDED_FIRST = "500"
 # ADR 0033: what the policy yields is found at each of them.
@@ -214,7 +215,7 @@ def _load_timed(bench: _Bench) -> tuple[LoadedSource, float]:
 
 
 def _count_logits_rows(model: ModelOptions) -> int:
-    return count_logits_rows(model.max_batch_rows, SLOTS, MOST_CHECKED)
+    return count_logits_rows(model.max_batch_rows, SLOTS, _DEEPEST)
 
 
 def _measure_few_layers(bench: _Bench, few: FewLayers) -> MeasuredModel:

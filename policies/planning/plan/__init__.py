@@ -24,7 +24,6 @@ from policies.planning.plan.result import (
     Term,
 )
 from policies.planning.plan.wanted import (
-    CheaperDrafter,
     Constraints,
     DrafterFacts,
     ModelFacts,
@@ -35,7 +34,6 @@ from policies.planning.plan.wanted import (
 )
 
 __all__ = [
-    "CheaperDrafter",
     "Constraints",
     "DefaultLinks",
     "Device",

@@ -73,7 +73,6 @@ class Prediction:
     drafting. `error`: the relative error of the cost fits behind it. `joules_per_token` and
     `cost_per_million_tokens` (in currency units, of output tokens) are of the devices in use, and 0 where one of them
     tells no power or no price. `client_ms` of `ttft_ms` are the way between the API and the target.
-    `uncascaded_draft_ms`: `draft_ms` if the draft model checked no cheaper drafters' tokens in its steps.
     `requests`: its share of those that are there at once (None: as many as `sequences`); those beyond `sequences` wait,
     `wait_ms` on average. One without any is predicted with one.
     """
@@ -96,7 +95,6 @@ class Prediction:
     joules_per_token: float = 0.0
     cost_per_million_tokens: float = 0.0
     client_ms: float = 0.0
-    uncascaded_draft_ms: float = 0.0
     requests: int | None = None
     wait_ms: float = 0.0
 

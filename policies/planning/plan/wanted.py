@@ -28,24 +28,6 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class CheaperDrafter:
-    """A drafter whose tokens a draft model checks in its own steps.
-
-    `acceptance[i]`: the chance that token i is the model's own choice if all before it are (the last goes on);
-    `coverage`: the share of steps in which it has a proposal. `step_share`: what a step of it takes of one of the model
-    that checks it; 0 where it runs no model. `cheaper`: whose tokens it checks itself. `in_process`: it is there only
-    where the model runs in the target's process.
-    """
-
-    name: str
-    acceptance: tuple[float, ...]
-    coverage: float = 1.0
-    step_share: float = 0.0
-    cheaper: tuple[CheaperDrafter, ...] = ()
-    in_process: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class DrafterFacts:
     """A way to draft. `model`: None where no model is run (drafts from the text itself, on the target's host).
 
@@ -57,7 +39,7 @@ class DrafterFacts:
     lower bound they would be others, so they are looked at with that bound only. `runtime`: all this is so of targets
     in this runtime, whose costs decide which drafts are worth their rows; others do not use it ("": of any).
     `token_ms`: what drafting one token for one sequence takes where no model is run. `max_depth`: the most it can
-    propose, 0 where only the workload bounds it. `cheaper`: whose tokens the model checks in its own steps.
+    propose, 0 where only the workload bounds it.
     """
 
     name: str
@@ -70,7 +52,6 @@ class DrafterFacts:
     max_depth: int = 0
     by_policy: bool = False
     runtime: str = ""
-    cheaper: tuple[CheaperDrafter, ...] = ()
 
     def serves(self, runtime: str) -> bool:
         return self.runtime in ("", runtime)

@@ -26,7 +26,7 @@ from orchestrator.worker.drafting.remote.connection import Connection, Connectio
 from orchestrator.worker.drafting.remote.sequence import RemoteSequence, RoundTrip
 from policies.sampling import Sampling
 from policies.speculation import draft_wait
-from policies.speculation.cascade import estimate_accepted_tokens
+from policies.speculation.chain import estimate_accepted_tokens
 from policies.speculation.draft_wait import RESTS_AFTER, DraftWait
 
 _MOST_MESSAGES = 1024  # that are read at once: a drafter that says more than it is heard keeps up nobody

@@ -48,7 +48,6 @@ def simulate_pairs(agreements: Sequence[float], ratios: Sequence[float]) -> list
             {
                 "source": f"simulated:toy?base_ms={TARGET_MS / ratio:g}&row_ms={_DRAFT_ROW_MS:g}&agree={agree:g}",
                 "adapter": "simulated",
-                "cascade": "none",  # a pass is to make one token, in the time that is stated
             },
             stated=(("pair", "simulated"), ("agree", agree), ("cost_ratio", ratio)),
         )
