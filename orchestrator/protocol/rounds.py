@@ -13,7 +13,9 @@ from policies.serving.overrides import EffectiveBound
 DEADLINE = "deadline"
 
 
-class DrafterShare(msgspec.Struct, frozen=True, array_like=True):
+class DrafterShare(msgspec.Struct, array_like=True):
+    """What a drafter did for a request."""
+
     name: str
     asked: int = 0
     answered: int = 0

@@ -23,26 +23,6 @@ from policies.speculation.chain import OPTIMISM_TOKENS, asks_on, estimate_accept
 
 
 @dataclass(slots=True)
-class _DrafterTally:
-    """What a drafter did for a sequence. The fields are those of DrafterShare."""
-
-    ask_count: int = 0
-    answered: int = 0
-    taken: int = 0
-    proposed: int = 0
-    spared: int = 0
-    off: int = 0
-
-    def to_share(self, name: str) -> DrafterShare:
-        return DrafterShare(name, self.ask_count, self.answered, self.taken, self.proposed, self.spared, self.off)
-
-    @property
-    def met(self) -> bool:
-        """Whether there was a round in which it might have been asked."""
-        return self.ask_count + self.spared + self.off > 0
-
-
-@dataclass(slots=True)
 class _DrafterStats:
     """What is known of one drafter, for one kind of text (greedy or sampled). `usual`: see
     policies.speculation.chain. `proposed` are its last drafts, by sequence, as it gave them."""
@@ -78,7 +58,7 @@ class ChainDrafter(DrafterGroup):
         super().__init__([own if isinstance(own, GuardedDrafter) else GuardedDrafter(own) for own in every])
         self._predictions = predictions
         self._greedy: dict[str, bool] = {}
-        self._tallies: dict[str, list[_DrafterTally]] = {}
+        self._tallies: dict[str, list[DrafterShare]] = {}
         self._silent: frozenset[int] = frozenset()
         self._standings = {greedy: [_DrafterStats() for _ in self._drafters] for greedy in (True, False)}
 
@@ -106,7 +86,7 @@ class ChainDrafter(DrafterGroup):
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         self._forget(key)
         self._greedy[key] = sampling.temperature == 0.0
-        self._tallies[key] = [_DrafterTally() for _ in self._drafters]
+        self._tallies[key] = [DrafterShare("") for _ in self._drafters]
         for drafter in self._drafters:
             drafter.begin(key, tokens, sampling, hints)
 
@@ -126,7 +106,7 @@ class ChainDrafter(DrafterGroup):
             for place, draft in zip(places, drafts, strict=True):
                 key = asks[place].key
                 tally = self._tallies[key][number]
-                tally.ask_count += 1
+                tally.asked += 1
                 if draft.tokens:
                     tally.answered += 1
                     tally.proposed += len(draft.tokens)
@@ -144,7 +124,12 @@ class ChainDrafter(DrafterGroup):
     def describe_shares(self, key: str) -> list[DrafterShare]:
         """A drafter that no round met is left out."""
         named = zip(self._drafters, self._tallies.get(key, ()), strict=False)
-        return [tally.to_share(state.name) for drafter, tally in named if tally.met for state in drafter.states()[:1]]
+        return [
+            msgspec.structs.replace(tally, name=state.name)
+            for drafter, tally in named
+            if tally.asked + tally.spared + tally.off
+            for state in drafter.states()[:1]
+        ]
 
     def _asks(self, number: int, ask: Ask, best: Draft) -> bool:
         if ask.key not in self._greedy:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from adapters import registry
-from adapters.contract import Exactness
+from adapters.contract import Capabilities, Exactness
 from adapters.device_memory import read_device_memory
 from adapters.energy import EnergyMeter, energy_meter
 from adapters.hardware import cores, hardware, name_device_kind, runtime_version
@@ -229,46 +229,53 @@ def _measure_few_layers(bench: _Bench, few: FewLayers) -> MeasuredModel:
         measured = measure_steps(model, bench.clock, bench.progress, budget_s=bench.job.steps_s)
         caps, memory = model.capabilities, few.memory
         steps, call_ms = scale_steps(few, times, measured, caps)
-        return MeasuredModel(
-            fingerprint=bench.mark,
-            adapter=bench.device.adapter,
-            device=bench.device.name,
-            role=bench.job.role,
+        return _fill_in(bench, caps, steps)(
             model=few.ready.name,
             model_digest=few.digest,
             weights=caps.weights.partition(" + ")[0],
-            activations=caps.activations.value,
-            kv_cache=caps.kv_cache.value,
-            exactness=options.exactness,
             formats=formats_of(options, few=True),
-            threads=bench.threads,
-            cost=steps.cost,
-            decode_error=steps.decode.median_error,
-            prefill_error=steps.prefill.median_error,
-            worst_error=max(steps.decode.worst_error, steps.prefill.worst_error),
             overhead=RoundOverhead(call_ms),
             load_s=load_s * few.layers / few.count,
             row_invariant=caps.exactness is Exactness.BIT,
-            paid_rows=caps.min_rows,
-            numerical_class=str(caps.numerical_class),
             class_reason=describe_choice(classes),
             classes_rejected=tuple(describe_rejected(classes)),
             layers=few.layers,
             kv_bytes_per_token=round(model.spec.bytes_per_token * few.layers / few.count),
-            matrix_elements=_elements(options),
             weights_bytes=_count_prepared_bytes(few.ready.prepared),
             planned_bytes=memory.whole,
             planned_parts={"workspace": memory.workspace},
-            peak_bytes=peak_rss_bytes(),
-            samples=steps.samples,
-            measured_at=_now(),
-            took_s=time.perf_counter() - bench.started_s,
-            others=bench.others.read(),
             few_layers=few.count,
             layer_parts=memory.parts,
         )
     finally:
         model.close()
+
+
+def _fill_in(bench: _Bench, caps: Capabilities, steps: Steps) -> partial[MeasuredModel]:
+    """Return a profile that lacks what it says of the model itself, and of its loading."""
+    return partial(
+        MeasuredModel,
+        fingerprint=bench.mark,
+        adapter=bench.device.adapter,
+        device=bench.device.name,
+        role=bench.job.role,
+        activations=caps.activations.value,
+        kv_cache=caps.kv_cache.value,
+        exactness=bench.job.model.exactness,
+        threads=bench.threads,
+        cost=steps.cost,
+        decode_error=steps.decode.median_error,
+        prefill_error=steps.prefill.median_error,
+        worst_error=max(steps.decode.worst_error, steps.prefill.worst_error),
+        paid_rows=caps.min_rows,
+        numerical_class=str(caps.numerical_class),
+        matrix_elements=_elements(bench.job.model),
+        peak_bytes=peak_rss_bytes(),
+        samples=steps.samples,
+        measured_at=_now(),
+        took_s=time.perf_counter() - bench.started_s,
+        others=bench.others.read(),
+    )
 
 
 def _count_prepared_bytes(prepared: Path) -> int:
@@ -374,44 +381,24 @@ def _describe_model(
     energy_j_per_token: float | None,
 ) -> MeasuredModel:
     caps, spec, plan = loaded.model.capabilities, loaded.model.spec, loaded.plan
-    return MeasuredModel(
-        fingerprint=bench.mark,
-        adapter=bench.device.adapter,
-        device=bench.device.name,
-        role=bench.job.role,
+    return _fill_in(bench, caps, steps)(
         model=loaded.name,
         model_digest=find_loaded_digest(loaded),
         weights=caps.weights,
-        activations=caps.activations.value,
-        kv_cache=caps.kv_cache.value,
-        exactness=bench.job.model.exactness,
         formats=formats_of(bench.job.model),
-        threads=bench.threads,
-        cost=steps.cost,
-        decode_error=steps.decode.median_error,
-        prefill_error=steps.prefill.median_error,
-        worst_error=max(steps.decode.worst_error, steps.prefill.worst_error),
         overhead=overhead,
         load_s=load_s,
         row_invariant=loaded.row_invariant,
-        paid_rows=caps.min_rows,
-        numerical_class=str(caps.numerical_class),
         class_fingerprint=loaded.class_fingerprint,
         class_reason=describe_choice(loaded.classes) if loaded.classes else "",
         classes_rejected=tuple(describe_rejected(loaded.classes)) if loaded.classes else (),
         layers=spec.layers,
         kv_bytes_per_token=spec.bytes_per_token,
-        matrix_elements=_elements(bench.job.model),
         weights_bytes=_count_prepared_bytes(loaded.prepared),
         planned_bytes=plan.total if plan else 0,
         planned_parts=plan.parts if plan else {},
         device_parts=loaded.layers.device.parts if loaded.layers and not loaded.layers.shared else {},
-        peak_bytes=peak_rss_bytes(),
         energy_j_per_token=energy_j_per_token,
-        samples=steps.samples,
-        measured_at=_now(),
-        took_s=time.perf_counter() - bench.started_s,
-        others=bench.others.read(),
     )
 
 
