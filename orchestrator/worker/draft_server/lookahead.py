@@ -135,13 +135,7 @@ class LookaheadSequence:
 
     def draft(self, ask: Ask) -> Draft:
         """Return the leading part of `ahead` that is worth its verification."""
-        chance, count = 1.0, 0
-        for confidence in self.guess.confidences[: ask.limit]:
-            chance *= confidence
-            if chance < ask.least:
-                break
-            count += 1
-        return self.guess.truncate(count)
+        return self.guess.keep_likely(ask.limit, ask.least)
 
     def wants_more_for(self, ask: Ask, least: float) -> bool:
         """True where a further token could be part of the draft, and is likely enough."""

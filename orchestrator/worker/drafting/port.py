@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -120,6 +122,10 @@ class Draft:
             forced=max(0, count - self.own),
             proposals=self.proposals[:count],
         )
+
+    def keep_likely(self, limit: int, least: float) -> Draft:
+        """Return up to `limit` tokens of the draft, as far as they are accepted with the chance `least`."""
+        return self.truncate(sum(chance >= least for chance in accumulate(self.confidences[:limit], mul)))
 
     def behind(self, count: int) -> Draft:
         return replace(

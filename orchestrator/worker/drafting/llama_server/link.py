@@ -241,7 +241,7 @@ class ServerLink:
         drafts, offsets = [], []
         for sequence, ask, position in request.asks:
             start, draft = request.drafts.get(sequence.number, (position, NOTHING))
-            drafts.append(wire.WireDraft.of(_cut(draft.truncate(ask.limit), ask.least)))
+            drafts.append(wire.WireDraft.of(draft.keep_likely(ask.limit, ask.least)))
             offsets.append(start - position)
         return wire.DraftResponse(
             *(request.number, drafts, took_ms, 0, self._hits, self._misses),
@@ -334,14 +334,3 @@ class ServerLink:
         if self._request is not None:
             self._request.settle()
         self._changed.notify_all()
-
-
-def _cut(draft: Draft, least: float) -> Draft:
-    """Return the leading part of a draft that is worth its verification."""
-    chance, count = 1.0, 0
-    for confidence in draft.confidences:
-        chance *= confidence
-        if chance < least:
-            break
-        count += 1
-    return draft.truncate(count)
