@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from adapters.content_digest import full_identity
 from adapters.contract import ModelRefused
@@ -29,7 +29,7 @@ MOST_DIMENSIONS = 4  # GGML's
 PREAMBLE = struct.Struct("<4sIQQ")  # the mark, the version, and how many tensors and pairs there are
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_FLOAT, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9  # GGUF's numbers of kinds of values
+_STRING, _ARRAY = 8, 9  # GGUF's numbers of kinds of values
 _SCALARS = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
@@ -124,31 +124,25 @@ class GgufHeader:
 
     def integers(self, key: str) -> list[int] | None:
         """Decode an array of integers; None when the key is absent. Raises ModelRefused for another type."""
+        return self._read_numbers(key, "bBhHiIqQ", "integers")
+
+    def flags(self, key: str) -> list[bool] | None:
+        """Decode an array of booleans; None when the key is absent. Raises ModelRefused for another type."""
+        return self._read_numbers(key, "?", "booleans")
+
+    def floats(self, key: str) -> list[float] | None:
+        """Decode an array of float32; None when the key is absent. Raises ModelRefused for another type."""
+        return self._read_numbers(key, "f", "numbers")
+
+    def _read_numbers(self, key: str, forms: str, what: str) -> list[Any] | None:
+        """Decode an array whose elements have one of these forms, as `struct` calls them."""
         array = self._read_typed(key, GgufArray, "a list")
         if array is None:
             return None
         scalar = _SCALARS.get(array.kind)
-        if scalar is None or scalar.format[-1] in "fd?":
-            raise _build_refusal(self.path, f"{key} is not a list of integers")
+        if scalar is None or scalar.format[-1] not in forms:
+            raise _build_refusal(self.path, f"{key} is not a list of {what}")
         return list(struct.unpack_from(f"<{array.count}{scalar.format[-1]}", self.raw, array.offset))
-
-    def flags(self, key: str) -> list[bool] | None:
-        """Decode an array of booleans; None when the key is absent. Raises ModelRefused for another type."""
-        array = self._read_typed(key, GgufArray, "a list")
-        if array is None:
-            return None
-        if array.kind != _BOOL:
-            raise _build_refusal(self.path, f"{key} is not a list of booleans")
-        return list(struct.unpack_from(f"<{array.count}?", self.raw, array.offset))
-
-    def floats(self, key: str) -> list[float] | None:
-        """Decode an array of float32; None when the key is absent. Raises ModelRefused for another type."""
-        array = self._read_typed(key, GgufArray, "a list")
-        if array is None:
-            return None
-        if array.kind != _FLOAT:
-            raise _build_refusal(self.path, f"{key} is not a list of numbers")
-        return list(struct.unpack_from(f"<{array.count}f", self.raw, array.offset))
 
     def _read_typed(self, key: str, kind: type[_T], what: str) -> _T | None:
         value = self.metadata.get(key)
