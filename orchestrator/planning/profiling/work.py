@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable, FilesInPlace, ModelRefused, Unsupported
+from adapters.decoder.spec import DecoderSizes
 from adapters.device_memory import read_device_memory
 from adapters.hardware import hardware, runtime_version
 from adapters.model_digests import digest_at_hand
@@ -191,13 +192,14 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     as configured. Raises Unsupported where a wanted one is not there, and what resolving the models raises.
     """
     engine = engine_options(config, base)
+    sizes = _check_head(engine.model)
     # The configured runtime first: of the first one is also what the target says.
     devices = sorted(_on_devices(engine.model, wanted), key=lambda device: device.adapter != engine.model.adapter)
     if not devices:
         raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
     work = []
     cuts = any(device.adapter in SHARDING_ADAPTERS for device in devices)  # else other runtimes are not looked at
-    able = _list_cut_runtimes(config, engine.model) if cuts else ()
+    able = _list_cut_runtimes(config, engine.model, sizes) if cuts else ()
     for device in devices:
         for count in threads or (engine.model.threads,):
             model = engine.with_model(adapter=device.adapter, device=device.name, threads=count).model
@@ -285,14 +287,19 @@ def find_source_digest(options: ModelOptions) -> str:
     return digest_at_hand(options.source, Path(options.base), Path(options.store), options.adapter)
 
 
-def _list_cut_runtimes(config: ClusterConfig, model: ModelOptions) -> tuple[str, ...]:
+def _check_head(model: ModelOptions) -> DecoderSizes | None:
+    """Return a model's sizes; None for the simulated one. Raises what resolving it raises."""
+    if model.source.startswith(SIMULATED_PREFIX):
+        return None
+    return check_model(resolve(model.source, Path(model.base)), AUTO)
+
+
+def _list_cut_runtimes(config: ClusterConfig, model: ModelOptions, sizes: DecoderSizes | None) -> tuple[str, ...]:
     """Return the runtimes whose layers a plan may spread over devices of this machine, or over hosts."""
-    if config.placement.sharding == "never" or model.tensor_parallel > 1:
+    whole = sizes is not None and sizes.whole
+    if whole or config.placement.sharding == "never" or model.tensor_parallel > 1:
         return ()
-    simulated = model.source.startswith(SIMULATED_PREFIX)
-    if not simulated and check_model(resolve(model.source, Path(model.base)), AUTO).whole:
-        return ()
-    own = CONVERTING_ADAPTERS if not simulated else ("simulated",)
+    own = CONVERTING_ADAPTERS if sizes is not None else ("simulated",)
     able = tuple(name for name in own if config.model.adapter in (AUTO, name))
     if config.cluster.address:
         return able
@@ -308,10 +315,8 @@ def _work(job: ProfileJob, device: DeviceProfile) -> Work:
 
 
 def _on_devices(model: ModelOptions, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
-    """Yield the devices of all runtimes that run a model here."""
+    """Yield the devices of all runtimes that run a model here, whose head is whole."""
     simulated = model.source.startswith(SIMULATED_PREFIX)
-    if not simulated:
-        check_model(resolve(model.source, Path(model.base)), AUTO)
     for name in registry.names():
         named = any(text.partition(":")[0] == name for text in wanted)
         goes_with = named or not simulated if name not in OWN_ADAPTERS else (name == "simulated") == simulated
@@ -338,6 +343,7 @@ def _places(draft: ModelDraftOptions, wanted: Sequence[str]) -> list[DeviceProfi
             return []
         place = find_listed_device(places, effective_device(adapter, device))
         return [place] if place is not None and _is_wanted(place, wanted) else []
+    _check_head(draft.model)
     return [
         place
         for place in _on_devices(draft.model, wanted)
