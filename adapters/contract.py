@@ -41,6 +41,8 @@ from adapters.loaded_model import (
     LoadedModel,
     LoadedShard,
     Logits,
+    LoraFile,
+    LoraSlots,
     MovableKv,
     PendingForward,
     Segment,
@@ -81,6 +83,8 @@ __all__ = [
     "LoadedModel",
     "LoadedShard",
     "Logits",
+    "LoraFile",
+    "LoraSlots",
     "MemoryCorrupt",
     "ModelLoader",
     "ModelRefused",
@@ -131,7 +135,8 @@ class LoadOptions:
     one of `Adapter.classes`, None for the first of them. `activations` and `kv_cache`, where they are not None, leave
     only the classes that have them. `static` is read where shapes are static. `tensor_parallel`: over how many devices,
     from `device` on, each layer is split (TensorParallelAdapter). `device_layers`: where a device may leave layers to
-    the host (DeviceProfile.layer_costs), how many of the last it holds, of which the output head is one."""
+    the host (DeviceProfile.layer_costs), how many of the last it holds, of which the output head is one. `loras`: what
+    single sequences may be computed with (LoraSlots)."""
 
     device: str = "CPU"
     exactness: Exactness = Exactness.BIT
@@ -145,6 +150,7 @@ class LoadOptions:
     numerical_class: NumericalClass | None = None
     tensor_parallel: int = 1
     device_layers: int = ALL_LAYERS
+    loras: tuple[LoraFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +230,7 @@ class ClassesByModel(Protocol):
         """Return the numerical classes of a prepared model, as `ModelLoader.classes` does. Raises ModelRefused, too."""
         ...
 
-    def name_other_library(self, prepared: Path) -> str:
+    def name_other_library(self, prepared: Path, options: LoadOptions) -> str:
         """Return the version of the library that runs a prepared model, "" where it is the adapter's usual one. Raises
         ModelRefused, AdapterUnavailable."""
         ...

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from adapters.contract import LoadedModel, Logits, Segment
+from adapters.contract import LoadedModel, Logits, LoraSlots, Segment
 
 PROBE_TOKENS = 96
 """The length of the text whose bits are a class's fingerprint; so many of them are run as one segment. ADR 0040. To
@@ -87,9 +87,34 @@ class Probe:
 
 
 def fingerprint_bits(model: LoadedModel) -> str:
-    """Return the fingerprint of a model's probe. Slot 0 is free before and after. Raises what `LoadedModel.forward`
-    raises."""
-    return run_probe(model).fingerprint
+    """Return the fingerprint of a model's probe, and behind it those of its LoRA adapters. Slots are free before and
+    after. Raises what `LoadedModel.forward` raises."""
+    return join_fingerprints([run_probe(model).fingerprint for _ in each_lora(model)])
+
+
+def join_fingerprints(fingerprints: Sequence[str]) -> str:
+    """Return one for all: the model's own, and behind a plus a digest of those with its adapters."""
+    own, *others = fingerprints
+    digest = hashlib.sha1("+".join(others).encode(), usedforsecurity=False).hexdigest()[:12]
+    return f"{own}+{digest}" if others else own
+
+
+def each_lora(model: LoadedModel) -> Iterator[str]:
+    """Yield "" for the model as it is, and then each of its LoRA adapters, with which all slots compute meanwhile.
+    Slots are free before and after."""
+    yield ""
+    if not isinstance(model, LoraSlots):
+        return
+    slots = range(model.capabilities.slots)
+    try:
+        for name in model.loras:
+            for slot in slots:
+                model.use_lora(slot, name)
+            yield name
+    finally:
+        for slot in slots:
+            model.release(slot)
+            model.use_lora(slot, "")
 
 
 def run_probe(model: LoadedModel) -> Probe:

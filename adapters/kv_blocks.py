@@ -37,10 +37,11 @@ class PrefixIndex:
         """How many known blocks nobody uses."""
         return len(self._idle)
 
-    def find(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return the known blocks that hold the beginning of `tokens`, in order, at most `most`."""
+    def find(self, tokens: Sequence[int], most: int, root: int = _ROOT) -> list[int]:
+        """Return the known blocks that hold the beginning of `tokens`, in order, at most `most`. `root`: as `add` was
+        given it."""
         blocks: list[int] = []
-        parent = _ROOT
+        parent = root
         for part in self._parts(tokens, most):
             entry = self._blocks.get((parent, part))
             if entry is None:
@@ -49,10 +50,11 @@ class PrefixIndex:
             parent = entry[1]
         return blocks
 
-    def add(self, blocks: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Note what full blocks hold; returns the blocks to use, known ones in the place of equal new ones."""
+    def add(self, blocks: Sequence[int], tokens: Sequence[int], root: int = _ROOT) -> list[int]:
+        """Note what full blocks hold; returns the blocks to use, known ones in the place of equal new ones. `root`:
+        zero or less; what begins with another one is never equal."""
         kept: list[int] = []
-        parent = _ROOT
+        parent = root
         for block, part in zip(blocks, self._parts(tokens, len(blocks)), strict=False):
             key = (parent, part)
             entry = self._blocks.get(key)
@@ -108,6 +110,7 @@ class BlockPool:
         self._remembered: dict[int, int] = {}  # those of them that are in the prefix index
         self._users = [0] * blocks
         self._suspects: set[int] = set()  # blocks that may hold garbage, until nobody uses them
+        self._roots: dict[int, int] = {}  # whose prefixes a slot shares; _ROOT where it is not here
         self._prefixes = PrefixIndex(rules.block_tokens)
 
     @property
@@ -155,13 +158,24 @@ class BlockPool:
         self.reserve([Segment(slot, cached, range(positions - cached), (0, 0))])
         return had
 
+    def choose_root(self, slot: int, root: int) -> None:
+        """Let a free slot share prefixes from now on with slots of this `root` (zero or less) alone. Raises
+        Unsupported."""
+        self._check_slot(slot)
+        if held := self.count_cached_positions(slot):
+            raise Unsupported(f"slot {slot} holds {held} positions; an adapter is chosen for a free one")
+        self._roots[slot] = root
+
+    def find_root(self, slot: int) -> int:
+        return self._roots.get(slot, _ROOT)
+
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         self._check_slot(slot)
         if self.count_cached_positions(slot):
             raise Unsupported(
                 f"slot {slot} holds {self.count_cached_positions(slot)} positions; a prefix is attached to a free one"
             )
-        blocks = self._prefixes.find(tokens, (len(tokens) - 1) // self.block_tokens)
+        blocks = self._prefixes.find(tokens, (len(tokens) - 1) // self.block_tokens, self.find_root(slot))
         if not blocks:
             return 0
         for block in blocks:
@@ -186,6 +200,7 @@ class BlockPool:
         for block in table[:count]:
             self._use(block)
         own = [self._take_block() for _ in table[count:]]
+        self._roots[slot] = self.find_root(source)
         self._tables[slot] = [*table[:count], *own]
         self._held[slot] = positions
         self._fixed[slot] = count * self.block_tokens
@@ -201,7 +216,7 @@ class BlockPool:
         count = next((index for index in range(count) if table[index] in self._suspects), count)
         if count * self.block_tokens <= self._remembered.get(slot, 0):
             return
-        for index, block in enumerate(self._prefixes.add(table[:count], tokens)):
+        for index, block in enumerate(self._prefixes.add(table[:count], tokens, self.find_root(slot))):
             own = table[index]
             if block != own:  # the same content is there already: one copy is enough
                 self._use(block)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -328,6 +329,35 @@ class MovableKv(Protocol):
         began at one of `start_pages` and ended where the next begins. What `attach` gave it already stays.
 
         Raises CapacityError and Unsupported; then nothing has changed. Raises OutOfMemory where the model is dead.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoraFile:
+    """A LoRA adapter of a model: what requests call it, the file that it is read from, and a digest of its content."""
+
+    name: str
+    path: Path
+    digest: str
+
+
+@runtime_checkable
+class LoraSlots(Protocol):
+    """A loaded model that computes each sequence with one of its LoRA adapters, or with none. A forward may have
+    sequences of several: none of them touches another's rows. What `share` remembers of a slot is found by slots of the
+    same adapter alone, and a fork has its source's."""
+
+    @property
+    def loras(self) -> Sequence[str]:
+        """Return the names of its adapters."""
+        ...
+
+    def use_lora(self, slot: int, name: str) -> None:
+        """Let a free slot compute with the adapter of this name from now on, "" with none. It stays the slot's when
+        that is released.
+
+        Raises Unsupported where the model has no such adapter, or the slot holds something.
         """
         ...
 

@@ -20,6 +20,7 @@ from adapters.contract import (
     ALL_LAYERS,
     AdapterError,
     LoadOptions,
+    LoraFile,
     ModelRefused,
     NumericalClass,
     OutOfMemory,
@@ -41,7 +42,7 @@ from adapters.gguf_splits import find_files, list_names, read_model_header
 from adapters.hardware import cores
 from adapters.llama_cpp.contexts import GROWTH, MOST_ROWS, STEP_CELLS, OpenModel
 from adapters.llama_cpp.draft_file import EmbeddingTable, write_draft_file, write_embedding
-from adapters.llama_cpp.fork_faults import find_fault
+from adapters.llama_cpp.fork_faults import NO_LORAS, find_fault
 from adapters.llama_cpp.library import choose_library, choose_library_for
 from adapters.llama_cpp.model import LlamaModel
 from adapters.llama_cpp.native import CPU, GgmlDevice, NativeLibrary
@@ -209,17 +210,18 @@ class LlamaCppAdapter:
     def list_classes(self, prepared: Path, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         _check_formats(options)
         facts = read_facts(prepared)
-        library = self._choose_library(facts)
+        library = self._choose_library(facts, options)
         if facts["rewinds"]:
             return library.list_classes(options.device, options.exactness)
         return library.list_unpadded_classes(options.exactness, attends=facts["attends"])
 
-    def name_other_library(self, prepared: Path) -> str:
-        library = self._choose_library(read_facts(prepared))
+    def name_other_library(self, prepared: Path, options: LoadOptions) -> str:
+        library = self._choose_library(read_facts(prepared), options)
         return library.version if library.has_faults is not self._find_library().has_faults else ""
 
-    def _choose_library(self, facts: Mapping[str, Any]) -> NativeLibrary:
-        return choose_library_for(self._find_library(), facts["name"], facts["fault"])
+    def _choose_library(self, facts: Mapping[str, Any], options: LoadOptions) -> NativeLibrary:
+        fault = facts["fault"] or (NO_LORAS if options.loras else "")
+        return choose_library_for(self._find_library(), facts["name"], fault)
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the format of the facts, faults among them. What is linked are the files, whatever the library is."""
@@ -263,7 +265,7 @@ class LlamaCppAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LlamaModel | RecurrentModel:
         facts = read_facts(prepared)
-        library = self._choose_library(facts)
+        library = self._choose_library(facts, options)
         library.check_device(options.device)
         chosen = options.numerical_class or self.list_classes(prepared, options)[0][0]
         progress("load", 0.0)
@@ -311,11 +313,20 @@ class LlamaCppAdapter:
             raise ModelRefused(f"{facts['name']}: its head tells of {announced}, and {library.name} finds {actual}")
         kind_of_model = LlamaModel if facts["rewinds"] else RecurrentModel
         embedding = EmbeddingTable(prepared, spec.output_ids, **facts["embedding"]) if spec.output_ids else None
-        opened = OpenModel(library, model, options.device, options.threads or cores(), embedding)
+        loras = {lora.name: _read_lora(library, model, lora) for lora in options.loras}
+        opened = OpenModel(library, model, options.device, options.threads or cores(), embedding, loras)
         loaded = kind_of_model(opened, spec, options, chosen, weights=str(facts["weights"]))
         if library is not self._find_library():
             loaded.capabilities = replace(loaded.capabilities, device_name=_name_processor(library))
         return loaded
+
+
+def _read_lora(library: NativeLibrary, model: int, lora: LoraFile) -> int:
+    handle = library.load_lora(model, lora.path)
+    if not handle:
+        reason = library.last_words or "it gives no reason"
+        raise ModelRefused(f"{lora.name}: {library.name} does not read {lora.path}: {reason}")
+    return handle
 
 
 def _name_processor(library: NativeLibrary) -> str:

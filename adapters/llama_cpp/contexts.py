@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Generic, TypeVar
@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import DeviceLost, ForwardResult, NumericalClass, OutOfMemory, Segment
+from adapters.contract import DeviceLost, ForwardResult, NumericalClass, OutOfMemory, Segment, Unsupported
 from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
 from adapters.llama_cpp.draft_file import EmbeddingTable
@@ -52,13 +52,14 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class OpenModel:
     """A model that a library has loaded: its handle, and where and by how many threads it runs. `embedding`: of all
-    tokens, where the loaded model has some."""
+    tokens, where the loaded model has some. `loras`: the handles of its adapters by their names."""
 
     library: NativeLibrary
     handle: int
     device: str
     threads: int
     embedding: EmbeddingTable | None = None
+    loras: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def spare_cells(self) -> int:
@@ -74,9 +75,9 @@ class OpenModel:
         for room in filter(None, (batch.tokens, batch.rows)):
             self.library.free_batch(room)
 
-    def open_context(self, cells: int, give_up: Callable[[], None] | None = None) -> int:
-        """Open a context of so many positions; `give_up` as in NativeLibrary. Raises OutOfMemory, also where other
-        models of this process have all contexts, and keep them."""
+    def open_context(self, cells: int, give_up: Callable[[], None] | None = None, lora: int = 0) -> int:
+        """Open a context of so many positions; `give_up` as in NativeLibrary, `lora` the handle of its adapter. Raises
+        OutOfMemory, also where other models of this process have all contexts, and keep them."""
         library = self.library
         if not library.make_room():
             raise OutOfMemory(f"{library.name} has no contexts left in this process", can_go_on=True)
@@ -85,6 +86,8 @@ class OpenModel:
             failure = classify_failure(RuntimeError(library.last_words or "no reason given"), library.name)
             text = str(failure) if isinstance(failure, OutOfMemory) else f"{failure} (a context of {cells} positions)"
             raise OutOfMemory(text, can_go_on=True)
+        if lora:
+            library.apply_lora(context, lora)
         return context
 
     def decode(self, context: int, batch: Batch, tokens: Sequence[int], start: int, wanted: range) -> None:
@@ -157,6 +160,13 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
         self._border = STEP_CELLS if self._width and not is_processor(model.device) else 0
         self._most_rows = self._width or min(MOST_ROWS, numerical_class.most_rows or MOST_ROWS)
         self._logits = np.empty((0, outputs), np.float32)
+        self.loras = tuple(model.loras)
+        self._handles = (0, *model.loras.values())  # by the negative of a slot's root
+
+    def use_lora(self, slot: int, name: str) -> None:
+        if name and name not in self.loras:
+            raise Unsupported(f"there is no adapter {name!r}; there is {', '.join(self.loras) or 'none'}")
+        self._pool.choose_root(slot, -1 - self.loras.index(name) if name else 0)
 
     @abstractmethod
     def _read(self, sequence: HeldSequence[Kept]) -> Kept:
@@ -233,7 +243,8 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
             self._close(sequence)
             wanted = max(end, start + start // GROWTH)
             cells = ceil_div(wanted, STEP_CELLS) * STEP_CELLS
-            sequence.context = self._opened.open_context(cells, partial(self._give_up, sequence))
+            lora = self._handles[-self._pool.find_root(slot)]
+            sequence.context = self._opened.open_context(cells, partial(self._give_up, sequence), lora)
             sequence.cells = cells
             if sequence.kept is not None:
                 sequence.held, sequence.kept = self._write(sequence.context, sequence.kept), None

@@ -19,6 +19,8 @@ UNKNOWN_CUTS: Final = (
     *("spark2_5", "talkie", "ufakzeka"),
 )
 """Names of `tokenizer.ggml.pre` that it does not load, and llama.cpp does."""
+NO_LORAS: Final = "applies no LoRA adapters beside flash attention"
+"""What it does with any file that has adapters (`llama_lora_adapter_set` returns -1)."""
 _RESIDUAL: Final = "loses what runs past the layers of {}"
 _FAULTS: Final = {
     **dict.fromkeys(("llama4", "granite", "granitemoe"), _RESIDUAL),

@@ -8,6 +8,7 @@ source in `llama-cpp-python` 0.3.36, and release v0.5.0 of llama.cpp.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import AdapterUnavailable, Exactness, NumericalClass
+from adapters.contract import AdapterUnavailable, Exactness, NumericalClass, RuntimeFailed
 from adapters.llama_cpp.mainline_state import MainlineFormat, read_format, without_head
 from adapters.llama_cpp.native import (
     BOOL,
@@ -63,6 +64,7 @@ _MORE: Final[CallTable] = {
     "ggml_backend_dev_name": ([POINTER], ctypes.c_char_p),
     "ggml_backend_dev_type": ([POINTER], ctypes.c_int),
     "ggml_backend_load_all_from_path": ([ctypes.c_char_p], None),
+    "llama_adapter_lora_init": ([POINTER, ctypes.c_char_p], POINTER),
     "llama_get_memory": ([POINTER], POINTER),
     "llama_memory_seq_rm": ([POINTER, INT, INT, INT], BOOL),
     "llama_model_free": ([POINTER], None),
@@ -70,6 +72,7 @@ _MORE: Final[CallTable] = {
     "llama_model_is_diffusion": ([POINTER], BOOL),
     "llama_model_is_hybrid": ([POINTER], BOOL),
     "llama_model_is_recurrent": ([POINTER], BOOL),
+    "llama_set_adapters_lora": ([POINTER, ctypes.POINTER(POINTER), SIZE, ctypes.POINTER(_FLOAT)], INT),
     "llama_model_n_layer": ([POINTER], INT),
     "llama_state_get_data": ([POINTER, POINTER, SIZE], SIZE),
     "llama_state_get_size": ([POINTER], SIZE),
@@ -290,6 +293,14 @@ class MainlineLibrary(NativeLibrary):
 
     def close_model(self, model: int) -> None:
         self._calls["llama_model_free"](model)
+
+    def load_lora(self, model: int, file: Path) -> int:
+        self._said.clear()
+        return int(self._calls["llama_adapter_lora_init"](model, os.fsencode(file)) or 0)
+
+    def apply_lora(self, context: int, lora: int) -> None:
+        if code := self._calls["llama_set_adapters_lora"](context, (POINTER * 1)(lora), 1, (_FLOAT * 1)(1.0)):
+            raise RuntimeFailed(f"{self.name}: llama_set_adapters_lora returned {code}")
 
     def describe_model(self, model: int) -> tuple[int, int]:
         vocabulary = self._calls["llama_model_get_vocab"](model)

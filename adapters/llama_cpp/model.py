@@ -82,7 +82,8 @@ class CopiedBlocks(BlockPool):
         table = self._tables.get(slot, [])
         good = next((at for at in range(whole) if self._lines[table[at]] in self._bad_lines), whole)
         if good:
-            for own, known in zip(table, self._prefixes.add(table[:good], tokens), strict=False):
+            known_blocks = self._prefixes.add(table[:good], tokens, self.find_root(slot))
+            for own, known in zip(table, known_blocks, strict=False):
                 self._lines[own] = self._lines[known]
             self._fixed[slot] = max(self._fixed.get(slot, 0), good * self.block_tokens)
 

@@ -168,6 +168,15 @@ class NativeLibrary(ABC):
     def close_model(self, model: int) -> None:
         """Give a model's memory back."""
 
+    def load_lora(self, model: int, file: Path) -> int:
+        """Read a LoRA adapter of a model; closing that gives its memory back. Returns 0 where it failed. Raises
+        Unsupported where this library applies none."""
+        raise Unsupported(f"{self.name} applies no LoRA adapters")
+
+    def apply_lora(self, context: int, lora: int) -> None:
+        """Let a context compute with an adapter, from its first forward on. Raises RuntimeFailed."""
+        raise Unsupported(f"{self.name} applies no LoRA adapters")
+
     @abstractmethod
     def describe_model(self, model: int) -> tuple[int, int]:
         """Return how many layers, and tokens of the vocabulary, a model has."""

@@ -55,8 +55,8 @@ _TABLE: Final[dict[Effect, dict[str, str]]] = {
     },
     Effect.DRAFTS: {"drafts": ""},
     Effect.ROLL: {
-        "model": "adapter device exactness weights activations kv_cache_precision replicas shards tensor_parallel "
-        "device_layers static_shapes static_context_tokens static_prefill_rows static_verify_rows",
+        "model": "adapter adapters device exactness weights activations kv_cache_precision replicas shards "
+        "tensor_parallel device_layers static_shapes static_context_tokens static_prefill_rows static_verify_rows",
         "devices": "threads cores",
         "placement": "objective concurrency prompt_tokens output_tokens draft_acceptance pin_target pin_draft "
         "exclude anti_affinity replicas_apart zones sharding standby keep_free profile improve "

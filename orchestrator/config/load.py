@@ -26,6 +26,7 @@ from orchestrator.config.drafts import EndpointDraft, IndexDraft, ModelDraft
 from orchestrator.config.endpoint_checks import check_key_file
 from orchestrator.config.hosts import check_hosts
 from orchestrator.config.keys_file import read_keys
+from orchestrator.config.lora_checks import check_loras
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.runtimes import check_runtimes, use_runtimes
 from orchestrator.config.socket_place import USUAL_PLACES, choose_socket, find_config_path
@@ -90,6 +91,7 @@ def check_config(
             check_cluster_hosts(config, file)
         for target, decoder in zip(config.targets, decoders, strict=True):
             check_target(target, decoder, file)
+            check_loras(target, file)
         check_access(config.api, file)
         if config.api.keys_file:
             try:

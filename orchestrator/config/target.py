@@ -183,6 +183,16 @@ Replicas = Annotated[
 ]
 
 
+class LoraAdapter(Section):
+    """A LoRA adapter of the target: small matrices that a request may have added to the target's."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """What requests call it, behind the model's name: `model: MODEL:NAME`."""
+    source: str = Field(min_length=1)
+    """Where it is (relative to this configuration file): a GGUF file, as llama.cpp's `convert_lora_to_gguf.py` writes
+    it, or a directory of PEFT with `adapter_config.json` and `adapter_model.safetensors`."""
+
+
 class Target(StaticShapesSection):
     """The target model: what is served, and on which runtime it runs."""
 
@@ -214,6 +224,9 @@ class Target(StaticShapesSection):
     """How many workers serve it: a number, a list that says where and how each runs, or bounds between which it follows
     load. `auto`: as many as the plan finds worth it, each on a device of its own. Each has a KV cache of
     `limits.kv_cache` and decodes `limits.max_running` sequences, where it has none of its own."""
+    adapters: list[LoraAdapter] = Field(default=[], max_length=64)
+    """LoRA adapters that requests may name behind the model's name, each on its own (`llama_cpp`). Drafts stay those of
+    the model. Requests that name one go to the replicas that apply it."""
     keep: Keep = "always"
     """When it is in memory. `always`: from the start to the end. `while_used`: from the start, until it rests for
     `idle_s` or another model needs its room. `on_demand`: from the first request that asks for it, until then. Requests

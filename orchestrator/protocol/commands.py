@@ -108,6 +108,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", rename={"variant": "lane
     """As `ReadyModel.vocabulary_fingerprint`; "": of any."""
     group: str = ""
     """Only replicas of this group of equal bits may serve it; "": any may."""
+    lora: str = ""
+    """The name of the LoRA adapter that it is computed with; "": none."""
     committed_group: str = ""
     """The group that its committed tokens are of; "": not known."""
 

@@ -31,6 +31,13 @@ class ShardOptions(msgspec.Struct, frozen=True):
     """Of that process; none: all."""
 
 
+class LoraOptions(msgspec.Struct, frozen=True):
+    """A LoRA adapter of a target; the fields are those of the configuration."""
+
+    name: str
+    source: str
+
+
 class ModelOptions(msgspec.Struct, frozen=True):
     source: str
     base: str
@@ -60,6 +67,8 @@ class ModelOptions(msgspec.Struct, frozen=True):
     """The content that it is to have; None: what the source has when it is loaded."""
     drafts: bool = False
     """It is a draft: no output depends on its values."""
+    loras: list[LoraOptions] = []
+    """What single requests may be computed with, where its runtime applies any."""
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):

@@ -23,6 +23,8 @@ class ReadyModel(msgspec.Struct, frozen=True, rename={"name": "model", "digest":
     """Of the model's files."""
     source: str = ""
     """Of a model of the Hugging Face hub it ends in its commit."""
+    loras: list[str] = []
+    """The LoRA adapters that requests may name."""
     identities: list[ModelIdentity] = []
     """The content of each model that it has loaded, the target's first."""
 

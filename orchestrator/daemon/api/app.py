@@ -248,7 +248,8 @@ class ApiRoutes:
         if len(submits) > 1:
             model.check_room(len(submits))
         if body.system_fingerprint is not None:
-            group = choose_group(model.control.view(), body.system_fingerprint, submits[0].sampling.rule)
+            rule, lora = submits[0].sampling.rule, submits[0].lora
+            group = choose_group(model.control.view(), body.system_fingerprint, rule, lora)
             submits = [msgspec.structs.replace(submit, group=group) for submit in submits]
         if self.kept is not None:
             kept = self.kept.open(
@@ -281,9 +282,13 @@ class ApiRoutes:
                 submits = translation.generation(question.body, written)
             except RequestError as error:
                 raise rename_parameters(error, question.names) from None
+            lora = model.find_lora(question.body.model)
+            if lora is None:  # it has a name by now
+                raise self.models.build_unknown_error(str(question.body.model))
             made_for = {"model_digest": ready.model.digest, "vocabulary": ready.model.vocabulary_fingerprint}
             submits = [
-                msgspec.structs.replace(submit, owner=owner, route=question.route, **made_for) for submit in submits
+                msgspec.structs.replace(submit, owner=owner, route=question.route, lora=lora, **made_for)
+                for submit in submits
             ]
             return replace(question, warnings=written.warnings), submits, tokenizer
 
@@ -399,13 +404,13 @@ class ApiRoutes:
         else:
             choices = choices_of(body, submits, tokenizer, arrived_s)
         cursor = None if kept is None else kept.cursor(names=question.resumable and wants_names(request.headers))
-        rule = submits[0].sampling.rule
+        rule, lora = submits[0].sampling.rule, submits[0].lora
         head = AnswerHead(
             submits[0].request_id if kept is None else kept.answer.request_id,
             int(self._clock.wall_s()) if kept is None else kept.answer.created_s,
-            model.name,
+            model.name_with(lora),
             [submit.prompt for submit in submits[:: body.n]],
-            lambda engine, group: describe_source(model.control.view(), engine, group, rule),
+            lambda engine, group: describe_source(model.control.view(), engine, group, rule, lora),
             rule,
             tokenizer,
             cursor,

@@ -45,21 +45,21 @@ class AnswerSource:
     standby: str = ""
 
 
-def describe_source(view: StateView, engine: int, group: str, rule: Rule) -> AnswerSource:
-    """Return what an answer says of the replica that its tokens come from, and of the group of bits that they are of
-    ("": that of the replica)."""
+def describe_source(view: StateView, engine: int, group: str, rule: Rule, lora: str = "") -> AnswerSource:
+    """Return what an answer says of the replica that its tokens come from, of the group of bits that they are of
+    ("": that of the replica), and of its LoRA adapter."""
     replica = next((replica for replica in view.replicas if replica.engine == engine), None)
     if replica is None or replica.ready is None:
-        return AnswerSource(system_fingerprint(view.ready, rule, group))
+        return AnswerSource(system_fingerprint(view.ready, rule, group, lora))
     standby = f"{replica.name}; bits={'other' if replica.unlike else 'same'}" if replica.standby else ""
-    return AnswerSource(system_fingerprint(replica.ready, rule, group), standby)
+    return AnswerSource(system_fingerprint(replica.ready, rule, group, lora), standby)
 
 
-def system_fingerprint(ready: Ready | None, rule: Rule = "coupled", group: str = "") -> str | None:
+def system_fingerprint(ready: Ready | None, rule: Rule = "coupled", group: str = "", lora: str = "") -> str | None:
     """Return "fp_" and 12 hex digits over what decides the bits of a worker's answers; None before the first is ready.
 
     That is the model's name, the group of equal bits (control.state.find_group; `group`, where it is another one than
-    the worker's now), and this program's version.
+    the worker's now), the LoRA adapter's name, and this program's version. The group has the bits of all adapters.
 
     Drafters, depths and bounds are left out: they do not change the output. Under the rules "rejection" and "tolerance"
     they do, and there the rule, the drafters and the depth count too. But the drafts themselves are not in it. With
@@ -68,16 +68,18 @@ def system_fingerprint(ready: Ready | None, rule: Rule = "coupled", group: str =
     if ready is None:
         return None
     parts: tuple[str, ...] = (ready.model.name, group or find_group(ready), version("outrider"))
+    if lora:
+        parts += ("adapter", lora)
     if rule in ("rejection", "tolerance"):
         parts += (rule, *ready.drafting.drafters, str(ready.drafting.max_depth))
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def choose_group(view: StateView, fingerprint: str, rule: Rule) -> str:
+def choose_group(view: StateView, fingerprint: str, rule: Rule, lora: str = "") -> str:
     """Return the group of bits that a request asks for by this `system_fingerprint`. Raises RequestError 409 where no
     replica has it."""
     known = [replica.ready for replica in view.replicas if replica.ready is not None and replica.phase != FAILED]
-    groups = {system_fingerprint(ready, rule): find_group(ready) for ready in known}
+    groups = {system_fingerprint(ready, rule, lora=lora): find_group(ready) for ready in known}
     if fingerprint not in groups:
         raise build_gone_group_error([name for name in groups if name])
     return groups[fingerprint]

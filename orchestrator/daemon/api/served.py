@@ -88,12 +88,13 @@ class Liveness:
 @dataclass(frozen=True, slots=True)
 class TargetTerms:
     """What holds for one model's requests. `acceptance`: the rules that they may ask for. `objectives`: what they are
-    to have. `places`: of one replica. `price`: of this machine."""
+    to have. `places`: of one replica. `price`: of this machine. `loras`: the LoRA adapters that they may name."""
 
     acceptance: AcceptanceBounds = field(default_factory=AcceptanceBounds)
     objectives: Objectives = NO_OBJECTIVES
     places: int = 1
     price: HourlyPrice = NO_PRICE
+    loras: tuple[str, ...] = ()
 
 
 class LoadGate(Protocol):
@@ -143,6 +144,21 @@ class ServedModel:
     def name(self) -> str:
         """What requests call it; "" while that is not known."""
         return self._target.name()
+
+    def name_with(self, lora: str) -> str:
+        """Return what requests call it with one of its adapters; "" is none."""
+        return f"{self.name}:{lora}" if lora else self.name
+
+    @property
+    def names(self) -> list[str]:
+        """All that requests may call it: its name, and that with each of its adapters."""
+        return [self.name_with(lora) for lora in ("", *self.terms.loras)]
+
+    def find_lora(self, name: str | None) -> str | None:
+        """Return which of its adapters a request names, "" for none; None where it names another model."""
+        if name is None:
+            return ""
+        return next((lora for lora in ("", *self.terms.loras) if self.name_with(lora) == name), None)
 
     @property
     def phase(self) -> str:
@@ -208,8 +224,8 @@ class ServedModel:
         serving = sum(replica.phase == READY for replica in view.replicas) or 1
         return view.streams < max(1, self.terms.places * serving - 1)
 
-    def describe(self, now_s: float) -> dict[str, Any]:
-        """Return its entry in `/v1/models`."""
+    def describe(self, now_s: float) -> list[dict[str, Any]]:
+        """Return its entry in `/v1/models`, and one for each of its adapters."""
         view = self.control.view()
         entry: dict[str, Any] = {
             "id": self.name,
@@ -221,7 +237,8 @@ class ServedModel:
             entry["max_model_len"] = view.ready.model.context_tokens
         if view.residency is not None:
             entry["keep"], entry["state"] = view.residency.keep, view.residency.state
-        return entry
+        adapted = [{**entry, "id": self.name_with(lora), "parent": self.name} for lora in self.terms.loras]
+        return [entry, *adapted]
 
 
 class ServedModels:
@@ -254,13 +271,13 @@ class ServedModels:
 
     def find(self, name: str) -> ServedModel | None:
         """Return the model of that name; "" is the first."""
-        return next((model for model in self._models if name in ("", model.name)), None)
+        return next((model for model in self._models if name in ("", *model.names)), None)
 
     def require(self, name: str | None) -> ServedModel:
         """Return the model that a request names; None is the first. Raises RequestError 404."""
         if name is None:
             return self.first
-        model = next((model for model in self._models if model.name == name), None)
+        model = next((model for model in self._models if name in model.names), None)
         if model is None and self.first.name:
             raise self.build_unknown_error(name)
         return model or self.first
@@ -277,10 +294,9 @@ class ServedModels:
 
     def build_unknown_error(self, name: str) -> RequestError:
         """Return the 404 that names what is there."""
-        names = " and ".join(repr(model.name) for model in self._models)
-        verb = "are" if self.several else "is"
+        names = [repr(known) for model in self._models for known in model.names]
         return RequestError(
-            f"there is no model '{name}' here; there {verb} {names}",
+            f"there is no model '{name}' here; there {'are' if names[1:] else 'is'} {' and '.join(names)}",
             status=404,
             code="model_not_found",
             param="model",
@@ -318,7 +334,7 @@ class ServedModels:
     def list_entries(self) -> list[dict[str, Any]]:
         """Return the entries of `/v1/models`."""
         now_s = self._clock.wall_s()
-        return [model.describe(now_s) for model in self._models]
+        return [entry for model in self._models for entry in model.describe(now_s)]
 
 
 def not_ready(control: Control, name: str = "", *, whole: bool = True) -> RequestError:

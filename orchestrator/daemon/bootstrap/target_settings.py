@@ -52,4 +52,5 @@ def build_terms(config: ClusterConfig) -> TargetTerms:
         objectives_of(config.slo),
         config.limits.max_running,
         HourlyPrice(price_per_hour, config.placement.currency),
+        tuple(lora.name for lora in config.model.adapters),
     )

@@ -12,13 +12,14 @@ from orchestrator.worker.engine.sequence import SequenceState
 class KeptPrefixes(Protocol):
     """Beginnings of prompts that outlive what the target remembers."""
 
-    def load_prefix(self, slot: int, tokens: Sequence[int], held: int) -> int:
-        """Let a slot that holds `held` positions begin with the longest kept beginning of `tokens`. Returns how many
-        positions it has of it; 0: none, or no more than it holds."""
+    def load_prefix(self, slot: int, tokens: Sequence[int], held: int, lora: str) -> int:
+        """Let a slot that holds `held` positions begin with the longest kept beginning of `tokens`, as it was computed
+        with this LoRA adapter. Returns how many positions it has of it; 0: none, or no more than it holds."""
         ...
 
-    def keep_prefix(self, slot: int, tokens: Sequence[int]) -> None:
-        """A request begins with these tokens, which its slot holds and an earlier one had computed."""
+    def keep_prefix(self, slot: int, tokens: Sequence[int], lora: str) -> None:
+        """A request begins with these tokens, which its slot holds and an earlier one had computed with the same
+        adapter."""
         ...
 
 
@@ -52,7 +53,8 @@ class PrefixCache:
             sequence.cached = sequence.reused = self._target.attach(sequence.slot, tokens)
             if self._kept is not None and not sequence.sought:
                 sequence.sought = True
-                if positions := self._kept.load_prefix(sequence.slot, tokens, sequence.cached):
+                lora = sequence.submit.lora
+                if positions := self._kept.load_prefix(sequence.slot, tokens, sequence.cached, lora):
                     self.loaded += positions - sequence.cached
                     sequence.cached = sequence.reused = positions
                     self.remember(sequence)
@@ -64,7 +66,7 @@ class PrefixCache:
             self.queries += len(sequence.tokens)
             self.hits += sequence.reused
             if self._kept is not None and sequence.reused:
-                self._kept.keep_prefix(sequence.slot, sequence.tokens[: sequence.reused])
+                self._kept.keep_prefix(sequence.slot, sequence.tokens[: sequence.reused], sequence.submit.lora)
 
     def remember(self, sequence: SequenceState) -> None:
         """Let later requests begin with what this one has computed."""

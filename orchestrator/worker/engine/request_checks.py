@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.loaded_model import LoadedModel
+from adapters.loaded_model import LoadedModel, LoraSlots
 from device_profiles.units import ceil_div
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import Refused
@@ -38,4 +38,6 @@ def _find_problem(request: Submit, target: LoadedModel) -> str:
     named = [*request.stop_tokens, *(token for token, _ in request.sampling.logit_bias)]
     if named and (min(named) < 0 or max(named) >= vocabulary):
         return f"a stop or biased token is outside the vocabulary of {vocabulary}"
+    if request.lora and not (isinstance(target, LoraSlots) and request.lora in target.loras):
+        return f"this worker has no adapter {request.lora!r}"
     return ""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from adapters.loaded_model import LoadedModel
+from adapters.loaded_model import LoadedModel, LoraSlots
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
 from orchestrator.worker.engine.batch import ScheduledSequence, most_blocks, rows_of, schedule_rows
@@ -204,6 +204,8 @@ class Scheduler:
         started = [self._waiting.popleft() for _ in range(count)]
         for sequence in started:
             sequence.slot = self._free_slots.pop()
+            if isinstance(self._target, LoraSlots):
+                self._target.use_lora(sequence.slot, sequence.submit.lora)
             sequence.admitted_s = sequence.admitted_s or now
         self._running += started
         return started

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from adapters.borrowed_slots import borrow_slots
-from adapters.contract import NO_REWIND, ForkableKv, LoadedModel, StagedModel
+from adapters.contract import NO_REWIND, ForkableKv, LoadedModel, LoraSlots, StagedModel
 from adapters.grammar import GrammarCompiler
 from adapters.tokenizer import load_tokenizer
 from device_profiles.cost import StepCost
@@ -300,6 +300,7 @@ def ready_of(
             context_tokens=caps.max_context_tokens,
             digest=_digest_of(target, options),
             source=target.source,
+            loras=list(target.model.loras) if isinstance(target.model, LoraSlots) else [],
             identities=list_identities(target, drafters),
         ),
         ReadyDevice(

@@ -22,12 +22,17 @@ from adapters.contract import (
     FilesInPlace,
     LoadedModel,
     LoadOptions,
+    LoraFile,
     OutOfMemory,
     Unsupported,
 )
 from adapters.device_memory import read_host_memory
+from adapters.gguf_splits import read_model_header
+from adapters.lora import open_lora
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import check_model
+from adapters.model_store import explain_errors
+from adapters.names import LORA_ADAPTERS
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
 from device_profiles.profile import DeviceProfile
@@ -223,6 +228,7 @@ def _load_prepared(
         static=options.static,
         tensor_parallel=options.tensor_parallel,
         device_layers=ALL_LAYERS if layers is None or layers.has_all else layers.on_device,
+        loras=_open_loras(options, ready) if serves else (),
     )
     predict = None
     if choice is not None and ready.file is not None and layers is None and not isinstance(adapter, PipelineLoader):
@@ -262,6 +268,16 @@ def _load_prepared(
     )
 
 
+def _open_loras(options: ModelOptions, ready: PreparedModel) -> tuple[LoraFile, ...]:
+    """Return the model's LoRA adapters, where its runtime applies any. Raises ModelRefused, and StoreFull and
+    StoreUnwritable."""
+    if not options.loras or options.adapter not in LORA_ADAPTERS or ready.file is None:
+        return ()
+    header, directory = read_model_header(ready.file.path), ready.prepared.parent
+    with explain_errors(directory):
+        return tuple(open_lora(lora.name, lora.source, Path(options.base), header, directory) for lora in options.loras)
+
+
 def _question(options: ModelOptions, ready: PreparedModel, wanted: LoadOptions) -> ClassQuestion:
     adapter, prepared, file = ready.adapter, ready.prepared, ready.file
     threads = options.threads
@@ -271,7 +287,7 @@ def _question(options: ModelOptions, ready: PreparedModel, wanted: LoadOptions) 
         else:
             device = find_device(options.adapter, options.device)
             mark, threads = mark_bits(device, options, wanted.device_layers), threads_on(device, options.threads)
-            other = adapter.name_other_library(prepared) if isinstance(adapter, ClassesByModel) else ""
+            other = adapter.name_other_library(prepared, wanted) if isinstance(adapter, ClassesByModel) else ""
             mark = join_marks([mark, other]) if other else mark
     except Unsupported:  # a name that the runtime takes and does not list
         mark = ""

@@ -74,7 +74,8 @@ class ClassQuestion:
     def wanted_formats(self) -> str:
         """The choice that the operator's options leave open, in words."""
         formats = f"{self.options.activations or 'auto'} {self.options.kv_cache or 'auto'} {self.options.exactness}"
-        return f"{formats} {self.adapter.__class__.__name__}"
+        loras = [f" {lora.name} {lora.digest}" for lora in self.options.loras]
+        return f"{formats} {self.adapter.__class__.__name__}{''.join(loras)}"
 
 
 def load_in_class(

@@ -225,7 +225,8 @@ def _prepare_whole(
         prepared = _write_simulated_source(options, adapter, store.root)
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = find_model(options, store, progress)
-    if ahead is not None and isinstance(adapter, FilesInPlace) and options.weights != DRAFT and not options.drafts:
+    alone = options.weights != DRAFT and not options.drafts and not options.loras  # another library may read those
+    if ahead is not None and isinstance(adapter, FilesInPlace) and alone:
         _read_ahead(adapter, file, effective_device(options.adapter, options.device), ahead)
     sizes = check_model(file, adapter.name)  # before minutes of converting
     chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)

@@ -11,7 +11,7 @@ import numpy as np
 from adapters.brief_invariance import find_brief_variance
 from adapters.contract import Exactness, LoadedModel, Logits, Segment
 from adapters.decoder.short_text import ShortText, log_softmax
-from adapters.invariance import find_variance, run_probe
+from adapters.invariance import each_lora, find_variance, join_fingerprints, run_probe
 from device_profiles.numerical_class import MIXED_ROWS, ClassFinding, mix_ms
 from orchestrator.clock import Clock
 from orchestrator.worker.measuring.steps import forward_ms, segment
@@ -34,20 +34,28 @@ PROMPT = 0
 def try_class(
     model: LoadedModel, text: ShortText | None, load_s: float, *, brief: bool = False, far: bool = True
 ) -> ClassFinding:
-    """Return what came of it, but for what it costs. Slots are free before and after. `brief`: by few forwards.
-    `far`: at far positions, too. Raises what `LoadedModel.forward` raises."""
-    caps = model.capabilities
-    probe = run_probe(model)
-    problem, agreement = find_insanity(model, text, probe.logits)
-    fingerprint = "" if problem else probe.fingerprint
-    if not problem and caps.exactness is Exactness.BIT:
-        variance = find_brief_variance(model, probe) if brief else find_variance(model, far=far)
-        problem = f"bits depend on the batch: {variance}" if variance else ""
+    """Return what came of it, with each LoRA adapter too, but for what it costs. Slots are free before and after.
+    `brief`: by few forwards. `far`: at far positions, too. Raises what `LoadedModel.forward` raises."""
+    caps, problem, fingerprints = model.capabilities, "", list[str]()
+    agreement: float | None = None
+    for lora in each_lora(model):
+        probe = run_probe(model)
+        if lora:  # the text is what the model says without
+            problem, _ = find_insanity(model, None, probe.logits)
+        else:
+            problem, agreement = find_insanity(model, text, probe.logits)
+        fingerprints.append("" if problem else probe.fingerprint)
+        if not problem and caps.exactness is Exactness.BIT:
+            variance = find_brief_variance(model, probe) if brief else find_variance(model, far=far)
+            problem = f"bits depend on the batch: {variance}" if variance else ""
+        if problem:
+            problem += f" (with the adapter {lora})" if lora else ""
+            break
     return ClassFinding(
         caps.numerical_class,
         not problem,
         problem or "sane" + _describe_invariance(caps.exactness, brief=brief),
-        fingerprint=fingerprint,
+        fingerprint=join_fingerprints(fingerprints) if all(fingerprints) else "",
         agreement=agreement,
         load_s=round(load_s, 2),
     )

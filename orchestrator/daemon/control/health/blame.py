@@ -36,7 +36,8 @@ BY_OPERATOR: Final = "an operator refused it"
 def digest_request(submit: Submit) -> str:
     """Return the name of what is asked for, whoever asks and whatever the seed."""
     sampling = submit.sampling if not submit.sampling.seed else replace(submit.sampling, seed=0)
-    packed = _ENCODER.encode((submit.prompt, sampling, submit.grammar, submit.min_tokens))
+    lora = (submit.lora,) if submit.lora else ()
+    packed = _ENCODER.encode((submit.prompt, sampling, submit.grammar, submit.min_tokens, *lora))
     return hashlib.blake2b(packed, digest_size=_DIGEST_BYTES).hexdigest()
 
 

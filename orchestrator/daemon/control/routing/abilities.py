@@ -18,13 +18,16 @@ def find_missing_ability(submit: Submit, ready: Ready | None, *, has_tokens: boo
     return _find_missing(submit, ready, has_tokens=has_tokens)[0]
 
 
-def needs_ability(submit: Submit, *, has_tokens: bool) -> bool:
-    """Return whether a request asks for anything that not every worker does."""
-    return any(True for _ in list_needs(submit, has_tokens=has_tokens))
+def needs_ability(submit: Submit, *, has_tokens: bool, some_unable: bool) -> bool:
+    """Return whether a request asks for anything that not every worker does. `some_unable`: of those that are here,
+    some do not do all but LoRA adapters, of which each has its own."""
+    return bool(submit.lora) or (some_unable and any(True for _ in list_needs(submit, has_tokens=has_tokens)))
 
 
-def list_unable(submit: Submit, replicas: Sequence[Replica], *, has_tokens: bool) -> dict[str, str]:
-    """Say of replicas why they do not take a request for what they cannot do."""
+def list_unable(submit: Submit, replicas: Sequence[Replica], *, has_tokens: bool, some_unable: bool) -> dict[str, str]:
+    """Say of replicas why they do not take a request for what they cannot do. `some_unable`: as in `needs_ability`."""
+    if not some_unable and not submit.lora:
+        return {}
     return {
         replica.name: f"does not do what is asked for: {missing}"
         for replica in replicas
@@ -49,7 +52,11 @@ def refuse_unable(submit: Submit, replicas: Sequence[Replica], *, has_tokens: bo
 
 
 def _find_missing(submit: Submit, ready: Ready | None, *, has_tokens: bool) -> tuple[str, str]:
-    if ready is None or not ready.cannot:
+    if ready is None:
+        return "", ""
+    if submit.lora and submit.lora not in ready.model.loras:
+        return f"adapter {submit.lora}", "model"
+    if not ready.cannot:
         return "", ""
     needs = list_needs(submit, has_tokens=has_tokens or bool(submit.committed))
     return next(((ability, param) for ability, param in needs if ability in ready.cannot), ("", ""))

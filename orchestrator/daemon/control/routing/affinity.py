@@ -20,10 +20,11 @@ _LOOKED_AT: Final = 32
 _ENOUGH: Final = 4
 
 
-def block_keys(prompt: Sequence[int]) -> list[int]:
-    """Return a key for each whole block of the prompt; a key stands for the block and for all before it."""
+def block_keys(prompt: Sequence[int], lora: str = "") -> list[int]:
+    """Return a key for each whole block of the prompt; a key stands for the block, for all before it, and for the LoRA
+    adapter that computes them."""
     keys: list[int] = []
-    before = 0
+    before = hash(lora) if lora else 0
     for end in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS):
         before = hash((before, *prompt[end - BLOCK_TOKENS : end]))
         keys.append(before)

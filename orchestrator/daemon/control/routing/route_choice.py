@@ -57,7 +57,8 @@ class Exclusions:
     def may_find(self, stream: Stream, kept_at: str) -> bool:
         """Return whether there may be anything to find: mostly there is not."""
         particular = stream.group or stream.submit.group or stream.failed_at or stream.bound_to or kept_at
-        limited = self._fleet.has_unable and needs_ability(stream.submit, has_tokens=bool(stream.committed))
+        some_unable, has_tokens = self._fleet.has_unable, bool(stream.committed)
+        limited = needs_ability(stream.submit, has_tokens=has_tokens, some_unable=some_unable)
         return bool(
             limited or particular or not self._health.quiet or not self._fleet.is_plain or self._streams.has_suspects
         )
@@ -136,7 +137,8 @@ class Exclusions:
         """Say which candidates are out for what they are and for what the stream is, whatever else they run."""
         wanted = stream.submit.group  # these bits, and no others
         group = stream.group or wanted
-        unable = list_unable(stream.submit, every, has_tokens=bool(stream.committed)) if self._fleet.has_unable else {}
+        some_unable, has_tokens = self._fleet.has_unable, bool(stream.committed)
+        unable = list_unable(stream.submit, every, has_tokens=has_tokens, some_unable=some_unable)
         able = [replica for replica in every if replica.name not in unable]
         can_go_on = [replica for replica in able if group and replica.group in (group, "") and has_hope(replica)]
         may_change = self.rules.other_bits == "streams" and not wanted

@@ -196,7 +196,7 @@ class Router:
     def refuse(self, submit: Submit, *, has_tokens: bool = False) -> RequestError | None:
         """Return why no replica serves a request, for what it asks for; None where one may."""
         gone = self._refuse_gone_group(submit)
-        if gone is not None or not self._fleet.has_unable:
+        if gone is not None or not (self._fleet.has_unable or submit.lora):
             return gone
         return refuse_unable(submit, self._replicas.with_streams, has_tokens=has_tokens)
 
@@ -216,7 +216,7 @@ class Router:
             or stream.failed_at
             or stream.bound_to
             or self._streams.is_suspect(stream)
-            or (self._fleet.has_unable and needs_ability(stream.submit, has_tokens=bool(stream.committed)))
+            or needs_ability(stream.submit, has_tokens=bool(stream.committed), some_unable=self._fleet.has_unable)
         )
         return bool(own or self.moves.find_pages(stream))
 
@@ -355,7 +355,7 @@ class Router:
 
     def _prefix(self, stream: Stream) -> list[int]:
         """Return the keys of the prompt's blocks; none where there is nothing to choose."""
-        return block_keys(stream.submit.prompt) if len(self._replicas.serving) > 1 else []
+        return block_keys(stream.submit.prompt, stream.submit.lora) if len(self._replicas.serving) > 1 else []
 
 
 def fits(stream: Stream, replica: Replica) -> bool:

@@ -4,7 +4,7 @@ would compute.
 A beginning is kept once two requests went on from the same place of it in different ways, or came again: a system
 prompt is, and a conversation, which grows with each of its turns, is not. A file is found by a digest of its tokens
 and of what decides that pages mean the same. It is used where its own tokens and its checksum agree with that. Its name
-begins with a digest of its first tokens: a request is compared with the files alone that begin as it does.
+begins with a digest of its first tokens. The LoRA adapter that computed them is in all of these digests: a request is compared with the files alone that begin as it does.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class KvDisk:
         self._candidates: OrderedDict[str, None] = OrderedDict()
         self._writer = SideLane("KV pages to disk", gives_way=True)
 
-    def load_prefix(self, slot: int, tokens: Sequence[int], held: int) -> int:
-        """Let a slot that holds `held` positions begin with the longest kept beginning of `tokens`. Returns how many
-        positions it has of it; 0: none, or no more than it holds."""
-        for positions, path in self._find(tokens, held):
+    def load_prefix(self, slot: int, tokens: Sequence[int], held: int, lora: str = "") -> int:
+        """Let a slot that holds `held` positions begin with the longest kept beginning of `tokens`, as it was computed
+        with this LoRA adapter. Returns how many positions it has of it; 0: none, or no more than it holds."""
+        for positions, path in self._find(tokens, held, lora):
             try:
                 data = self._read(path, tokens[:positions])
                 self._mover.load(slot, positions, data, (0,))
@@ -86,14 +86,14 @@ class KvDisk:
             return positions
         return 0
 
-    def keep_prefix(self, slot: int, tokens: Sequence[int]) -> None:
-        """A request begins with these tokens, which a slot holds and an earlier request had computed: keep them, if it
-        is not the first one."""
+    def keep_prefix(self, slot: int, tokens: Sequence[int], lora: str = "") -> None:
+        """A request begins with these tokens, which a slot holds and an earlier request had computed with the same
+        adapter: keep them, if it is not the first one."""
         length = self._mover.count_bytes(len(tokens)) if len(tokens) >= LEAST_POSITIONS else 0
         if not 0 < length <= self._most_bytes:
             return
-        name = self._name(tokens)
-        if name in self._list_names(tokens):
+        name = self._name(tokens, lora)
+        if name in self._list_names(tokens, lora):
             return
         if name not in self._candidates:
             self._candidates[name] = None
@@ -109,21 +109,23 @@ class KvDisk:
             return
         self._writer.submit(self._write, self._directory / name, list(tokens), parts)
 
-    def _find(self, tokens: Sequence[int], held: int) -> list[tuple[int, Path]]:
+    def _find(self, tokens: Sequence[int], held: int, lora: str) -> list[tuple[int, Path]]:
         """Return the kept beginnings of `tokens` that are longer than `held`, and leave a token to compute: the longest
         first."""
-        kept = self._list_names(tokens)
+        kept = self._list_names(tokens, lora)
         lengths = sorted({int(name.split("-")[1]) for name in kept}, reverse=True)
-        named = ((positions, self._name(tokens[:positions])) for positions in lengths if held < positions < len(tokens))
+        fitting = (positions for positions in lengths if held < positions < len(tokens))
+        named = ((positions, self._name(tokens[:positions], lora)) for positions in fitting)
         return [(positions, self._directory / name) for positions, name in named if name in kept]
 
-    def _name(self, tokens: Sequence[int]) -> str:
-        return f"{self._digest_first(tokens)}-{len(tokens)}-{self._mover.digest_tokens(tokens).hex()}{_SUFFIX}"
+    def _name(self, tokens: Sequence[int], lora: str) -> str:
+        digest = self._mover.digest_tokens(tokens, lora).hex()
+        return f"{self._digest_first(tokens, lora)}-{len(tokens)}-{digest}{_SUFFIX}"
 
-    def _digest_first(self, tokens: Sequence[int]) -> str:
-        return self._mover.digest_tokens(tokens[:LEAST_POSITIONS]).hex()
+    def _digest_first(self, tokens: Sequence[int], lora: str) -> str:
+        return self._mover.digest_tokens(tokens[:LEAST_POSITIONS], lora).hex()
 
-    def _list_names(self, tokens: Sequence[int]) -> set[str]:
+    def _list_names(self, tokens: Sequence[int], lora: str) -> set[str]:
         """Return the names of files that begin as `tokens` do. The directory is read again where any worker changed
         it."""
         try:
@@ -136,7 +138,7 @@ class KvDisk:
                 self._names, self._changed_ns = dict(names), changed_ns
         except OSError:
             self._names, self._changed_ns = {}, 0
-        return self._names.get(self._digest_first(tokens), set()) if self._names else set()
+        return self._names.get(self._digest_first(tokens, lora), set()) if self._names else set()
 
     def _read(self, path: Path, tokens: Sequence[int]) -> NDArray[np.uint8]:
         """Return the pages of a file. Raises OSError, MemoryError and _Damaged."""

@@ -54,8 +54,9 @@ class KvMover:
         """Return copies of a slot's pages, a part for each cache. Raises what MovableKv.export_kv raises."""
         return list(self._require_target().export_kv(slot, positions, start_page))
 
-    def digest_tokens(self, tokens: Sequence[int]) -> bytes:
-        return bytes.fromhex(_Checksum(self.format, tokens).digest())
+    def digest_tokens(self, tokens: Sequence[int], lora: str = "") -> bytes:
+        """Return a digest of tokens, with the LoRA adapter that computes them."""
+        return bytes.fromhex(_Checksum(f"{self.format}; adapter {lora}" if lora else self.format, tokens).digest())
 
     def write(self, slot: int, tokens: Sequence[int], memory: SharedMemory) -> KvPages:
         """Write the pages of a slot that begins with these tokens. Raises SharedMemoryFailed, and what adapters raise
