@@ -58,8 +58,7 @@ def find_lora(source: str, base: Path) -> Path:
 def check_lora(path: Path, model: GgufHeader) -> None:
     """Check by the heads of its files that an adapter is one of this model. Raises ModelRefused."""
     if path.is_dir():
-        for name, pair in _read_pairs(path, model).items():
-            _check_pair(path.name, name, pair.a.shape[::-1], pair.b.shape[::-1], model)
+        _read_peft(path, model)
         return
     header = read_header(path)
     kind, form = header.text("general.type"), header.text("adapter.type")
@@ -139,11 +138,23 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     return config
 
 
+def _read_peft(directory: Path, model: GgufHeader) -> tuple[dict[str, _Pair], float]:
+    """Return the matrices of a PEFT directory by the model's names of the weights, and what the library divides by
+    their rank to scale their product. Raises ModelRefused."""
+    config, pairs = _read_config(directory), _read_pairs(directory, model)
+    for name, pair in pairs.items():
+        _check_pair(directory.name, name, pair.a.shape[::-1], pair.b.shape[::-1], model)
+    alpha, rank = config.get("lora_alpha"), config.get("r")
+    if not isinstance(alpha, int | float) or not isinstance(rank, int) or not alpha or rank < 1:
+        raise ModelRefused(f"{directory / PEFT_CONFIG}: lora_alpha {alpha!r} and r {rank!r} are no scale")
+    if other := next((name for name, pair in pairs.items() if pair.a.shape[0] != rank), ""):
+        raise ModelRefused(f"{directory.name}: {other} has the rank {pairs[other].a.shape[0]}, and r is {rank}")
+    return pairs, float(alpha) * (math.sqrt(rank) if config.get("use_rslora") else 1.0)
+
+
 def _read_pairs(directory: Path, model: GgufHeader) -> dict[str, _Pair]:
-    """Return the matrices of a PEFT directory by the model's names of the weights. Raises ModelRefused."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    _read_config(directory)
     family = model.text("general.architecture") or ""
     if family not in _FAMILIES:
         raise ModelRefused(f"{directory.name}: PEFT's adapters of {family} are not read here. {_CONVERT}")
@@ -168,28 +179,18 @@ def _read_pairs(directory: Path, model: GgufHeader) -> dict[str, _Pair]:
 def _write_gguf(directory: Path, model: GgufHeader, target: Path) -> None:
     from gguf import GGUFWriter
 
-    pairs, config = _read_pairs(directory, model), _read_config(directory)
+    pairs, alpha = _read_peft(directory, model)
     family = model.text("general.architecture") or ""
     writer = GGUFWriter(str(target), family)
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", _read_alpha(directory, config, pairs))
+    writer.add_float32("adapter.lora.alpha", alpha)
     for name, values in _list_matrices(pairs, family, model):
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def _read_alpha(directory: Path, config: Mapping[str, Any], pairs: Mapping[str, _Pair]) -> float:
-    """Return what the library divides by a rank to scale a product. Raises ModelRefused."""
-    alpha, rank = config.get("lora_alpha"), config.get("r")
-    if not isinstance(alpha, int | float) or not isinstance(rank, int) or not alpha or rank < 1:
-        raise ModelRefused(f"{directory / PEFT_CONFIG}: lora_alpha {alpha!r} and r {rank!r} are no scale")
-    if other := next((name for name, pair in pairs.items() if pair.a.shape[0] != rank), ""):
-        raise ModelRefused(f"{directory.name}: {other} has the rank {pairs[other].a.shape[0]}, and r is {rank}")
-    return float(alpha) * (math.sqrt(rank) if config.get("use_rslora") else 1.0)
 
 
 def _list_matrices(

@@ -20,10 +20,10 @@ def check_names(config: ClusterConfig, file: SourceFile) -> None:
         if (first := seen.setdefault(target.name, place)) != place:
             known = f"{format_place(first)} in line {file.lines.get(first, 1)}"
             raise file.refuse(place, f"{format_value(target.name)} is the name of another model, {known}; choose one")
-    for target in config.targets:
-        for index, lora in enumerate(target.model.adapters):
-            if (name := f"{target.model.name}:{lora.name}") in seen:
-                place = target.find_place("model", "adapters", index, "name")
+    for view in config.targets:
+        for index, lora in enumerate(view.model.adapters):
+            if (name := f"{view.model.name}:{lora.name}") in seen:
+                place = view.find_place("model", "adapters", index, "name")
                 raise file.refuse(place, f"requests call it {format_value(name)}, and so they do a model; choose one")
 
 

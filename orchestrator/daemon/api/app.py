@@ -508,10 +508,10 @@ def create_app(
 
     @app.get("/v1/models/{name:path}", **operation(None, Model, statuses=(401, 404)))
     async def model(name: str) -> dict[str, Any]:
-        served = next((served for served in api.models if served.name == name), None)
-        if served is None:
+        entry = next((entry for entry in api.models.list_entries() if entry["id"] == name), None)
+        if entry is None:
             raise api.models.build_unknown_error(name)
-        return served.describe(clock.wall_s())
+        return entry
 
     install_responses_routes(app, api, api.stored)
     install_messages_routes(app, api)

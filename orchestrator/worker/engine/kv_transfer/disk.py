@@ -4,7 +4,8 @@ would compute.
 A beginning is kept once two requests went on from the same place of it in different ways, or came again: a system
 prompt is, and a conversation, which grows with each of its turns, is not. A file is found by a digest of its tokens
 and of what decides that pages mean the same. It is used where its own tokens and its checksum agree with that. Its name
-begins with a digest of its first tokens. The LoRA adapter that computed them is in all of these digests: a request is compared with the files alone that begin as it does.
+begins with a digest of its first tokens: a request is compared with the files alone that begin as it does. The LoRA
+adapter that computed them is in both digests.
 """
 
 from __future__ import annotations

@@ -1,0 +1,170 @@
+"""LoRA adapters on llama.cpp: what they compute, that nobody else is touched, and which files are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapters.brief_invariance import find_brief_variance
+from adapters.contract import LoadOptions, ModelRefused, Segment, Unsupported
+from adapters.gguf_header import read_header
+from adapters.invariance import each_lora, fingerprint_bits, run_probe
+from adapters.llama_cpp.adapter import LlamaCppAdapter
+from adapters.llama_cpp.model import LlamaModel
+from adapters.lora import check_lora, find_lora, open_lora
+from tests.support.tiny_gguf import Tiny, logits, write
+from tests.support.tiny_lora import draw_pairs, merge, write_lora, write_peft
+
+ADAPTER = LlamaCppAdapter()
+TINY = Tiny("llama", hidden=128, heads=2, kv_heads=1, head_dim=64, vocabulary=256)
+TOKENS = [(5 * i * i + 3 * i + 1) % TINY.vocabulary for i in range(100)]
+BLOCK = 32
+
+
+def silent(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+def load(directory: Path, loras: dict[str, Path]) -> LlamaModel:
+    prepared = directory / "prepared"
+    prepared.mkdir(exist_ok=True)
+    if not any(prepared.iterdir()):
+        ADAPTER.prepare(directory / "tiny.gguf", prepared, silent)
+    header = read_header(directory / "tiny.gguf")
+    opened = tuple(open_lora(name, str(path), directory, header, directory) for name, path in loras.items())
+    options = LoadOptions(slots=4, kv_cache_bytes=8 << 20, threads=1, loras=opened)
+    model = ADAPTER.load(prepared, options, silent)
+    assert isinstance(model, LlamaModel)
+    return model
+
+
+def run(model: LlamaModel, slot: int, lora: str, tokens: list[int] = TOKENS) -> np.ndarray:
+    model.release(slot)
+    model.use_lora(slot, lora)
+    return model.forward([Segment(slot, 0, tokens, (0, len(tokens)))]).logits.copy()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("form", ["gguf", "peft"])
+def test_an_adapter_computes_what_weights_with_it_would(tmp_path, family, form):
+    tiny = replace(TINY, family=family, qk_norm=family == "qwen3")
+    arrays = write(tmp_path / "tiny.gguf", tiny)
+    pairs = draw_pairs(arrays)
+    path = write_lora(tmp_path / "own.gguf", pairs, family) if form == "gguf" else None
+    model = load(tmp_path, {"own": path or write_peft(tmp_path / "own", tiny, pairs)})
+    plain, expected = logits(tiny, arrays, TOKENS), logits(tiny, merge(arrays, pairs), TOKENS)
+    assert np.abs(plain - expected).max() > 0.5 * np.abs(plain).max()
+    for lora, wanted in (("", plain), ("own", expected), ("", plain)):
+        assert np.abs(run(model, 1, lora) - wanted).max() <= 0.01 * np.abs(wanted).max()
+    model.close()
+
+
+@pytest.fixture
+def two(tmp_path):
+    arrays = write(tmp_path / "tiny.gguf", TINY)
+    loras = {name: write_lora(tmp_path / f"{name}.gguf", draw_pairs(arrays, seed)) for seed, name in enumerate("ab")}
+    model = load(tmp_path, loras)
+    yield model
+    model.close()
+
+
+def test_sequences_of_several_adapters_in_one_forward_have_the_bits_that_each_has_alone(two):
+    alone = {lora: run(two, 0, lora) for lora in ("", "a", "b")}
+    for slot, lora in enumerate(alone):
+        two.release(slot)
+        two.use_lora(slot, lora)
+    for start in range(0, len(TOKENS), 5):
+        part = [Segment(slot, start, TOKENS[start : start + 5], (0, 5)) for slot in range(3)]
+        rows = two.forward(part).logits
+        for slot, logits_alone in enumerate(alone.values()):
+            assert np.array_equal(rows[5 * slot : 5 * slot + 5], logits_alone[start : start + 5])
+
+
+def test_a_prefix_is_found_by_the_slots_of_its_adapter_alone_and_a_fork_keeps_it(two):
+    alone = {lora: run(two, 3, lora) for lora in ("", "a", "b")}
+    two.release(3)
+    for slot, lora in enumerate(("", "a")):
+        run(two, slot, lora)
+        two.share(slot, TOKENS[: 2 * BLOCK])
+    two.use_lora(2, "b")
+    assert two.attach(2, TOKENS) == 0
+    for again, lora in ((0, ""), (1, "a")):
+        two.release(again)  # what it leaves behind is remembered
+        two.use_lora(2, lora)
+        held = two.attach(2, TOKENS)
+        assert held == 2 * BLOCK
+        rows = two.forward([Segment(2, held, TOKENS[held:], (0, len(TOKENS) - held))]).logits
+        assert np.array_equal(rows, alone[lora][held:])
+        two.use_lora(3, "b")  # a fork has its source's, whatever its slot had
+        two.fork(3, 2, 80, 80)
+        rows = two.forward([Segment(3, 80, TOKENS[80:], (0, 20))]).logits
+        assert np.array_equal(rows, alone[lora][80:])
+        with pytest.raises(Unsupported, match="an adapter is chosen for a free one"):
+            two.use_lora(2, "b")
+        two.release(2)
+        two.release(3)
+    with pytest.raises(Unsupported, match="no adapter 'c'; there is a, b"):
+        two.use_lora(0, "c")
+
+
+def test_each_adapter_is_checked_and_its_bits_are_in_the_fingerprint(two, tmp_path):
+    seen = []
+    for lora in each_lora(two):
+        probe = run_probe(two)
+        assert find_brief_variance(two, probe) == ""
+        seen.append((lora, probe.fingerprint))
+    assert [lora for lora, _ in seen] == ["", "a", "b"]
+    assert len({fingerprint for _, fingerprint in seen}) == 3
+    both = fingerprint_bits(two)
+    assert both.split("+")[0] == run_probe(two).fingerprint
+    assert np.array_equal(run(two, 0, ""), run(two, 1, ""))
+    one = load(tmp_path, {"a": tmp_path / "b.gguf", "b": tmp_path / "a.gguf"})
+    assert fingerprint_bits(one) != both
+    one.close()
+
+
+CONFIG = {"dora": {"use_dora": True}, "biases": {"bias": "all"}, "rank": {"r": 8}, "kind": {"peft_type": "IA3"}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("family", "it is an adapter of qwen2, and tiny.gguf is llama"),
+        ("model", "it is a model, and no LoRA adapter"),
+        ("shape", r"blk.0.attn_q.weight: it is for 128 x 64 values, and tiny.gguf has 128 x 128"),
+        ("tensor", "it changes blk.7.attn_q.weight, and tiny.gguf has no such tensor"),
+        ("half", r"blk.0.attn_q.weight has no pair of matrices"),
+        ("ranks", "its matrices have the ranks 3 and 4"),
+        ("nothing", "there is no adapter at"),
+        ("dora", "use_dora is set"),
+        ("biases", "it changes biases"),
+        ("rank", "has the rank 4, and r is 8"),
+        ("kind", "peft_type is not LORA"),
+    ],
+)
+def test_a_wrong_adapter_is_refused_by_what_its_head_says(tmp_path, wrong, why):
+    arrays = write(tmp_path / "tiny.gguf", TINY)
+    pairs = draw_pairs(arrays)
+    narrow, wide = pairs["blk.0.attn_q.weight"]
+    path = tmp_path / "own.gguf"
+    write_named = partial(write_lora, path)
+    if wrong in CONFIG:
+        path = write_peft(tmp_path / "peft", TINY, pairs, CONFIG[wrong])
+    elif wrong == "family":
+        write_named(pairs, "qwen2")
+    elif wrong == "model":
+        path = tmp_path / "tiny.gguf"
+    elif wrong == "shape":
+        write_named({"blk.0.attn_q.weight": (narrow[:, :64], wide)})
+    elif wrong == "tensor":
+        write_named({"blk.7.attn_q.weight": (narrow, wide)})
+    elif wrong == "half":
+        write_named({"blk.0.attn_q.weight": (narrow, wide[:, 0])})
+    elif wrong == "ranks":
+        write_named({"blk.0.attn_q.weight": (narrow[:3], wide)})
+    with pytest.raises(ModelRefused, match=why):
+        check_lora(find_lora(str(path), tmp_path), read_header(tmp_path / "tiny.gguf"))
