@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -338,7 +337,7 @@ class LoraFile:
     """A LoRA adapter of a model: what requests call it, the file that it is read from, and a digest of its content."""
 
     name: str
-    path: Path
+    path: str
     digest: str
 
 

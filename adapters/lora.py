@@ -120,7 +120,7 @@ def open_lora(name: str, source: str, base: Path, model: GgufHeader, store: Path
             _write_gguf(path, model, draft)
             draft.replace(made)
         path = made
-    return LoraFile(name, path, digest)
+    return LoraFile(name, str(path), digest)
 
 
 def _read_config(directory: Path) -> Mapping[str, Any]:

@@ -322,7 +322,7 @@ class LlamaCppAdapter:
 
 
 def _read_lora(library: NativeLibrary, model: int, lora: LoraFile) -> int:
-    handle = library.load_lora(model, lora.path)
+    handle = library.load_lora(model, Path(lora.path))
     if not handle:
         reason = library.last_words or "it gives no reason"
         raise ModelRefused(f"{lora.name}: {library.name} does not read {lora.path}: {reason}")

@@ -14,6 +14,7 @@ from adapters.model_source import resolve
 from adapters.names import LORA_ADAPTERS
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import SourceFile
+from orchestrator.config.target import AUTO
 
 _WAY_OUT = f"Set adapter: {' or '.join(LORA_ADAPTERS)} for the model or one of its replicas, or leave adapters out."
 
@@ -25,7 +26,7 @@ def check_loras(config: ClusterConfig, file: SourceFile) -> None:
     if not model.adapters:
         return
     runtimes = dict.fromkeys(model.with_own(own).adapter for _, own in config.own_replicas)
-    if runtimes.keys().isdisjoint(LORA_ADAPTERS):
+    if runtimes.keys().isdisjoint((*LORA_ADAPTERS, AUTO)):
         which = " and ".join(runtimes) or "no runtime here"
         raise file.refuse(place, f"{which} applies no LoRA adapters. {_WAY_OUT}")
     for number, lora in enumerate(model.adapters):
@@ -35,7 +36,9 @@ def check_loras(config: ClusterConfig, file: SourceFile) -> None:
     header = None
     if not model.source.startswith(HUB_PREFIX):
         path = resolve(model.source, file.base).path
-        header = None if path.is_dir() else read_model_header(path)
+        if path.is_dir():
+            raise file.refuse(place, f"adapters are applied to GGUF files, and {model.source} is a directory")
+        header = read_model_header(path)
     try:
         with suppress(AdapterUnavailable):  # whoever looks for devices says so
             check_fault(model.source, NO_LORAS)

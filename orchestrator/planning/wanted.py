@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adapters.names import SHARDING_ADAPTERS
+from adapters.names import LORA_ADAPTERS, SHARDING_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.drafts import EndpointDraft, ModelDraft, draft_names
@@ -130,9 +130,11 @@ def build_request_from_config(
     def find_model(name: str, section: Target | ModelDraft) -> PlannedModel:
         adapter = "" if section.adapter == AUTO and config.plans_hosts else section.adapter
         drafts = isinstance(section, ModelDraft)
-        return model_at_hand(
+        planned = model_at_hand(
             *(section.source, name, base, section.weights, store), adapter=adapter, digests=digests, drafts=drafts
         )
+        adapted = isinstance(section, Target) and section.adapters
+        return replace(planned, runtimes=LORA_ADAPTERS) if adapted else planned
 
     return PlanRequest(
         find_model(model.name, model),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,7 +128,12 @@ def test_each_adapter_is_checked_and_its_bits_are_in_the_fingerprint(two, tmp_pa
     one.close()
 
 
-CONFIG = {"dora": {"use_dora": True}, "biases": {"bias": "all"}, "rank": {"r": 8}, "kind": {"peft_type": "IA3"}}
+CONFIG: dict[str, dict[str, Any]] = {
+    "dora": {"use_dora": True},
+    "biases": {"bias": "all"},
+    "rank": {"r": 8},
+    "kind": {"peft_type": "IA3"},
+}
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,20 @@ async def test_a_request_goes_only_where_what_it_asks_for_is_done_and_says_why()
         assert await asyncio.gather(*(ask(control, f"p{n}") for n in range(6))) == [engines.tokens(PROMPT, 10)] * 6
 
 
+async def test_a_request_for_an_adapter_goes_to_the_replicas_that_have_it_and_is_refused_where_none_does() -> None:
+    async with running({"slots": 8}, {"loras": ["pirate"]}, {"loras": ["pirate", "poet"]}) as control:
+        control.steering.hold("worker", "target-2", "cordoned")
+        for number in range(4):
+            assert await ask(control, f"r{number}", lora="pirate") == engines.tokens(PROMPT, 10)
+        assert list_generated(control) == [0, 40, 0]
+        control.steering.hold("worker", "target-2", "")
+        assert await ask(control, "poet", lora="poet") == engines.tokens(PROMPT, 10)
+        assert list_generated(control) == [0, 40, 10]
+        with pytest.raises(RequestError, match="target-1 does not do adapter sailor") as refused:
+            await ask(control, "sailor", lora="sailor")
+        assert refused.value.param == "model"
+
+
 async def test_what_no_replica_does_is_refused_by_its_name_before_it_waits() -> None:
     async with running({"cannot": ["grammar json_schema"]}, {"cannot": ["grammar json_schema", "logprobs"]}) as control:
         with pytest.raises(RequestError) as refused:

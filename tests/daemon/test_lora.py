@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 
 from tests.daemon.test_replaced_models import MODEL, configure, find_worker, read
 from tests.support import tiny_gguf
+from tests.support.cut_streams import Client
 from tests.support.daemon import Daemon, outrider_process, running
 from tests.support.tiny_lora import draw_pairs, write_lora, write_peft
 from tests.support.waiting import until
@@ -41,6 +43,23 @@ def ask(daemon: Daemon, name: str, tokens: int = FEW, prompt: str = PROMPT) -> t
     return answer.choices[0].text, str(answer.system_fingerprint), answer.model
 
 
+def count_prefix(daemon: Daemon, what: str) -> int:
+    return int((daemon.status()["gauges"] or {})[f"prefix_{what}"])
+
+
+def answer_batch(daemon: Daemon, name: str) -> tuple[str, str, str]:
+    """Return what `ask` does, of a batch of one line."""
+    body = {"model": name, "prompt": PROMPT, "max_tokens": FEW, "temperature": 0.0, "ignore_eos": True}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    batches = daemon.client.batches
+    file = daemon.client.files.create(file=("in.jsonl", json.dumps(line).encode() + b"\n"), purpose="batch")
+    batch = batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    until(lambda: batches.retrieve(batch.id).status == "completed", 60)
+    output = daemon.client.files.content(str(batches.retrieve(batch.id).output_file_id)).text
+    answer = json.loads(output)["response"]["body"]
+    return answer["choices"][0]["text"], answer["system_fingerprint"], answer["model"]
+
+
 def test_each_adapter_says_its_own_whatever_is_drafted_shared_moved_or_lost(tmp_path, model):
     store, source = tmp_path / "store", str(tmp_path / "tiny.gguf")
     limits = "devices: {threads: 1}"
@@ -48,7 +67,7 @@ def test_each_adapter_says_its_own_whatever_is_drafted_shared_moved_or_lost(tmp_
     with running(plain) as daemon:
         # One after another, each with a beginning that nobody had: by the model alone.
         expected = {name: ask(daemon, name) for name in NAMES}
-        whole = ask(daemon, "tiny:pirate", MANY)[0]
+        whole = {name: ask(daemon, name, MANY)[0] for name in NAMES[1:]}
         assert daemon.stop() == 0
     assert [answer[2] for answer in expected.values()] == list(NAMES)
     assert len({answer[0] for answer in expected.values()}) == len({answer[1] for answer in expected.values()}) == 3
@@ -60,10 +79,10 @@ def test_each_adapter_says_its_own_whatever_is_drafted_shared_moved_or_lost(tmp_
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(lambda name: ask(daemon, name), NAMES * 3)) == [*expected.values()] * 3
         assert daemon.status()["totals"]["accepted"] > 0
-        assert daemon.status()["gauges"]["prefix_hits"] > 0
+        assert count_prefix(daemon, "hits") > 0
         listed = daemon.client.models.list().data
         assert [entry.id for entry in listed] == list(NAMES)
-        assert daemon.client.models.retrieve("tiny:poet").model_extra["parent"] == "tiny"
+        assert daemon.client.models.retrieve("tiny:poet").model_dump()["parent"] == "tiny"
         with pytest.raises(openai.NotFoundError, match="there are 'tiny' and 'tiny:pirate' and 'tiny:poet'") as refused:
             ask(daemon, "tiny:sailor")
         assert refused.value.code == "model_not_found"
@@ -76,30 +95,19 @@ def test_each_adapter_says_its_own_whatever_is_drafted_shared_moved_or_lost(tmp_
         before = find_worker(daemon)
         os.kill(before, signal.SIGKILL)
         rest, later = read(stream)
-        assert whole.startswith(text + rest) and len(text + rest) > 200
+        assert whole["tiny:pirate"].startswith(text + rest)
+        assert len(text + rest) > 200
         assert prints | later == {expected["tiny:pirate"][1]}
         until(lambda: find_worker(daemon) != before)
         until(lambda: list((store / "kv").glob("*/*.kv")), 30.0)
         assert [ask(daemon, name) for name in NAMES] == [*expected.values()]
-        until(lambda: daemon.status()["gauges"]["prefix_loaded"] > 0, 30.0)
+        until(lambda: count_prefix(daemon, "loaded") > 0, 30.0)
+        assert answer_batch(daemon, "tiny:pirate") == expected["tiny:pirate"]
+        body = {"prompt": PROMPT, "max_tokens": MANY, "temperature": 0.0, "ignore_eos": True}
+        cut = Client("/v1/completions", body | {"model": "tiny:poet"}, key="cut")
+        cut.read(daemon.url, events=3)
+        daemon.kill()
+    with running(config) as daemon:
+        cut.read(daemon.url)
+        assert cut.texts == {0: whole["tiny:poet"]}
         assert daemon.stop() == 0
-
-
-def test_runtimes_and_files_that_do_not_go_with_an_adapter_are_refused_at_their_line(tmp_path, model):
-    source = str(tmp_path / "tiny.gguf")
-    tiny_gguf.write(tmp_path / "other.gguf", replace(TINY, hidden=256, heads=4))
-    cases = {
-        model.replace("adapter: llama_cpp", "adapter: openvino_rt"): (
-            "cluster.yaml:1: model.adapters: openvino_rt applies no LoRA adapters. Set adapter: llama_cpp"
-        ),
-        model.replace("pirate.gguf", "nobody.gguf"): "model.adapters[0].source: nobody.gguf: there is no adapter at",
-        model.replace("name: poet", "name: pirate"): "model.adapters[0].name: 'pirate' is the name of two adapters",
-        model.replace("pirate.gguf", "tiny.gguf"): "model.adapters[0].source: tiny.gguf: it is a model",
-    }
-    for said, why in cases.items():
-        config = configure(tmp_path, source, tmp_path / "store", model=said)
-        done = outrider_process("config", "check", str(config))
-        assert done.returncode != 0 and why in done.stderr + done.stdout, done.stderr + done.stdout
-    config = configure(tmp_path, str(tmp_path / "other.gguf"), tmp_path / "store", model=model)
-    done = outrider_process("config", "check", str(config))
-    assert "pirate.gguf: blk.0.attn_q.weight: it is for 128 x 128 values" in done.stderr + done.stdout

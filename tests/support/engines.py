@@ -84,9 +84,9 @@ class ScriptedEngine:
     """One token a round for each of the first `slots` requests; a round takes `step_s`.
 
     `fail_start`: "" or what to do instead of becoming ready ("exit", "restartable", "final", "never"). `ignore_stop`:
-    only a signal ends it. `activations`: what it says of them. `cannot`: what it does not
-    do. `gives_up`: another worker may have each request. `shown`: a variable, which it tells as its device. `gate`: the
-    path of a Gate's file.
+    only a signal ends it. `activations`: what it says of them. `cannot`: what it does not do. `loras`: adapters that
+    it has. `gives_up`: another worker may have each request. `shown`: a variable, which it tells as its device. `gate`:
+    the path of a Gate's file.
     """
 
     def __init__(
@@ -99,11 +99,12 @@ class ScriptedEngine:
         shown: str = "SCRIPTED_DEVICE",
         activations: str = "none",
         cannot: Sequence[str] = (),
+        loras: Sequence[str] = (),
         gives_up: bool = False,
         gate: str = "",
     ) -> None:
         self._gate = Path(gate) if gate else None
-        self._cannot = cannot
+        self._cannot, self._loras = cannot, loras
         self._gives_up = gives_up
         self._activations = activations
         self._shown = shown
@@ -211,6 +212,7 @@ class ScriptedEngine:
             slots=self._slots,
             cores=CORES_AT_IMPORT,
             cannot=list(self._cannot),
+            loras=list(self._loras),
         )
 
 

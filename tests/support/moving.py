@@ -29,10 +29,10 @@ def build_failing(options: dict[str, Any]) -> WorkerEngine:
     fault = os.environ.get(FAULT, "")
     write, read = KvMover.write, KvMover.read
 
-    def failing_write(self: KvMover, slot: int, tokens: Sequence[int], memory: SharedMemory) -> KvPages:
+    def failing_write(self: KvMover, slot: int, tokens: Sequence[int], memory: SharedMemory, lora: str = "") -> KvPages:
         if fault == HANG_WRITING:
             time.sleep(60.0)
-        pages = write(self, slot, tokens, memory)
+        pages = write(self, slot, tokens, memory, lora)
         if fault in (DIE_WRITING, CORRUPT):
             with open_memory(memory, writing=True) as file:
                 if fault == CORRUPT:
@@ -43,11 +43,11 @@ def build_failing(options: dict[str, Any]) -> WorkerEngine:
                     os.kill(os.getpid(), signal.SIGKILL)
         return pages
 
-    def failing_read(self: KvMover, pages: KvPages, tokens: Sequence[int]) -> Any:
+    def failing_read(self: KvMover, pages: KvPages, tokens: Sequence[int], lora: str = "") -> Any:
         if fault == DIE_READING:
             with open_memory(pages.memory):
                 os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, pages, tokens)
+        return read(self, pages, tokens, lora)
 
     if fault in (DIE_SENDING, CORRUPT_LINK):
         vars(departures)["send_piece"] = _failing_send(fault)

@@ -78,11 +78,10 @@ def write_peft(
     for name, (narrow, wide) in pairs.items():
         _, layer, weight, _ = name.split(".")
         heads = {"attn_q": tiny.heads, "attn_k": tiny.kv_heads}.get(weight) if tiny.family == "llama" else None
-        if heads:
-            wide = wide.reshape(heads, -1, 2, wide.shape[1]).swapaxes(1, 2).reshape(wide.shape)
+        halves = wide.reshape(heads, -1, 2, wide.shape[1]).swapaxes(1, 2).reshape(wide.shape) if heads else wide
         module = f"base_model.model.model.layers.{layer}.{_PEFT[weight]}"
         tensors[f"{module}.lora_A.weight"] = narrow
-        tensors[f"{module}.lora_B.weight"] = np.ascontiguousarray(wide)
+        tensors[f"{module}.lora_B.weight"] = np.ascontiguousarray(halves)
     directory.mkdir()
     save_file(tensors, directory / "adapter_model.safetensors")
     usual = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}

@@ -154,7 +154,8 @@ class Departures:
             if command.link is None:
                 try:
                     tokens = sequence.tokens[: sequence.cached]
-                    pages, why = self._mover.write(sequence.slot, tokens, command.memory), ""
+                    lora = sequence.submit.lora
+                    pages, why = self._mover.write(sequence.slot, tokens, command.memory, lora), ""
                 except SharedMemoryFailed as error:
                     why = str(error)
         self.cancel(command.request_id)
@@ -230,7 +231,7 @@ class Departures:
             else:
                 unsent = length_bytes > sent * mover.page_bytes
                 rest = mover.export(sequence.slot, len(tokens), sent) if unsent else []
-                digest = mover.digest_tokens(tokens)
+                digest = mover.digest_tokens(tokens, sequence.submit.lora)
                 sender.add(Piece(sent, rest, len(tokens), digest))
                 pages = KvPages(_NO_MEMORY, mover.format, len(tokens), length_bytes, digest.hex(), sender.transfer)
                 took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S

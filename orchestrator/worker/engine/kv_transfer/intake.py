@@ -113,9 +113,9 @@ class KvIntake:
         try:
             tokens = [*request.prompt, *request.committed]
             if pages.transfer:
-                data, start_pages = self._mover.receive(pages, tokens)
+                data, start_pages = self._mover.receive(pages, tokens, request.lora)
             else:
-                data, start_pages = self._mover.read(pages, tokens), (0,)
+                data, start_pages = self._mover.read(pages, tokens, request.lora), (0,)
         except (SharedMemoryFailed, LinkBroken, MemoryError) as error:
             return None, str(error)
         except Exception as error:  # the request is computed again

@@ -56,11 +56,14 @@ class KvMover:
 
     def digest_tokens(self, tokens: Sequence[int], lora: str = "") -> bytes:
         """Return a digest of tokens, with the LoRA adapter that computes them."""
-        return bytes.fromhex(_Checksum(f"{self.format}; adapter {lora}" if lora else self.format, tokens).digest())
+        return bytes.fromhex(self._begin_checksum(tokens, lora).digest())
 
-    def write(self, slot: int, tokens: Sequence[int], memory: SharedMemory) -> KvPages:
-        """Write the pages of a slot that begins with these tokens. Raises SharedMemoryFailed, and what adapters raise
-        when their device fails."""
+    def _begin_checksum(self, tokens: Sequence[int], lora: str) -> _Checksum:
+        return _Checksum(f"{self.format}; adapter {lora}" if lora else self.format, tokens)
+
+    def write(self, slot: int, tokens: Sequence[int], memory: SharedMemory, lora: str = "") -> KvPages:
+        """Write the pages of a slot that begins with these tokens, computed with this LoRA adapter. Raises
+        SharedMemoryFailed, and what adapters raise when their device fails."""
         target = self._require_target()
         length = target.kv_layout.count_bytes(len(tokens))
         if length > memory.most_bytes:
@@ -68,7 +71,7 @@ class KvMover:
             raise SharedMemoryFailed(f"{human_bytes(length)} are more than the {allowed} allowed")
         if read_host_memory().free_bytes < 2 * length + LEAST_FREE_BYTES:
             raise SharedMemoryFailed(f"the host has no memory for {human_bytes(length)} twice")
-        checksum = _Checksum(self.format, tokens)
+        checksum = self._begin_checksum(tokens, lora)
         with open_memory(memory, writing=True) as file:
             os.ftruncate(file, 0)
             for part in target.export_kv(slot, len(tokens)):
@@ -76,9 +79,9 @@ class KvMover:
                 write_all(file, part.data)
         return KvPages(memory, self.format, len(tokens), length, checksum.digest())
 
-    def read(self, pages: KvPages, tokens: Sequence[int]) -> NDArray[np.uint8]:
-        """Return pages of a sequence of these tokens, checked. From any thread. Raises SharedMemoryFailed and
-        MemoryError."""
+    def read(self, pages: KvPages, tokens: Sequence[int], lora: str = "") -> NDArray[np.uint8]:
+        """Return pages of a sequence of these tokens and this adapter, checked. From any thread. Raises
+        SharedMemoryFailed and MemoryError."""
         layout = self._require_target().kv_layout
         if pages.format != self.format:
             raise SharedMemoryFailed(f"the pages are of {pages.format!r}, and here they are of {self.format!r}")
@@ -88,7 +91,7 @@ class KvMover:
         if pages.length_bytes != length:
             raise SharedMemoryFailed(f"{pages.length_bytes} bytes are not the pages of {pages.positions} positions")
         data = np.empty(length, np.uint8)
-        checksum, begin = _Checksum(self.format, tokens[: pages.positions]), 0
+        checksum, begin = self._begin_checksum(tokens[: pages.positions], lora), 0
         with open_memory(pages.memory) as file:
             size = os.fstat(file).st_size
             for part in layout.list_lengths(pages.positions):
@@ -101,7 +104,9 @@ class KvMover:
             raise SharedMemoryFailed("the pages or their tokens do not have the checksum that they were sent with")
         return data
 
-    def receive(self, pages: KvPages, tokens: Sequence[int]) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
+    def receive(
+        self, pages: KvPages, tokens: Sequence[int], lora: str = ""
+    ) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
         """Return pages that another host sends, and the first pages of their pieces, once all are there. From any
         thread. Raises LinkBroken and SharedMemoryFailed."""
         layout = self._require_target().kv_layout
@@ -111,7 +116,8 @@ class KvMover:
         length, came = layout.count_bytes(pages.positions), (transfer.positions, transfer.length_bytes)
         if not 0 < pages.positions < len(tokens) or came != (pages.positions, length):
             raise LinkBroken(f"{transfer.length_bytes} bytes are not the pages of {pages.positions} positions")
-        if not transfer.tokens_digest == bytes.fromhex(pages.checksum) == self.digest_tokens(tokens[: pages.positions]):
+        digest = self.digest_tokens(tokens[: pages.positions], lora)
+        if not transfer.tokens_digest == bytes.fromhex(pages.checksum) == digest:
             raise LinkBroken("the pages are not of these tokens")
         return transfer.data[:length], tuple(transfer.start_pages)
 
