@@ -189,8 +189,8 @@ class LoraAdapter(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """What requests call it, behind the model's name: `model: MODEL:NAME`."""
     source: str = Field(min_length=1)
-    """Where it is (relative to this configuration file): a GGUF file, as llama.cpp's `convert_lora_to_gguf.py` writes
-    it, or a directory of PEFT with `adapter_config.json` and `adapter_model.safetensors`."""
+    """Where it is (relative to this configuration file): a GGUF file, as llama.cpp's converter of adapters writes it,
+    or a directory of PEFT with `adapter_config.json` and `adapter_model.safetensors`."""
 
 
 class Target(StaticShapesSection):

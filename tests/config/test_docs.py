@@ -54,6 +54,8 @@ def example_of(key: str, value: str) -> str:
     section, _, name = key.rpartition(".")
     if section.startswith(("models[]", "model.shards[]")):
         return example_of_model(section, name, value)
+    if section == "model.adapters[]":
+        return f"model: {{source: x.gguf, adapters: [{{{_complete({name: value}, name='a', source='y.gguf')}}}]}}\n"
     if section == "model.replicas[]":
         return f"model: {{source: x.gguf, replicas: [{{{name}: {value}}}]}}\n"
     if section.startswith("model.replicas"):

@@ -15,7 +15,7 @@ import pytest
 from tests.daemon.test_replaced_models import MODEL, configure, find_worker, read
 from tests.support import tiny_gguf
 from tests.support.cut_streams import Client
-from tests.support.daemon import Daemon, outrider_process, running
+from tests.support.daemon import Daemon, running
 from tests.support.tiny_lora import draw_pairs, write_lora, write_peft
 from tests.support.waiting import until
 

@@ -67,14 +67,14 @@ def request(lora: str, *ends: int, seed: int = 0, tokens: int = 40) -> Submit:
 
 def test_requests_of_all_adapters_together_say_what_each_says_alone_without_drafts(load):
     seeds = [0, 2, 0, 4]
-    asked = [request(lora, n % 3, seed=seed, tokens=100) for n, seed in enumerate(seeds) for lora in LORAS]
+    submits = [request(lora, n % 3, seed=seed, tokens=100) for n, seed in enumerate(seeds) for lora in LORAS]
     alone = loop_over(load(), None, running=1, prefix_reuse=False)
-    expected = {submit.request_id: decode(alone, [submit])[0][submit.request_id] for submit in asked}
-    greedy = [tuple(expected[submit.request_id]) for submit in asked[:3]]
+    expected = {submit.request_id: decode(alone, [submit])[0][submit.request_id] for submit in submits}
+    greedy = [tuple(expected[submit.request_id]) for submit in submits[:3]]
     assert len(set(greedy)) == 3
     blocks = 18 * 32 * 2 * 2 * TINY.layers * TINY.kv_heads * TINY.head_dim  # three sequences, of six that may run
     loop = loop_over(load(blocks), suffix(), running=6)
-    out, rounds = decode(loop, asked)
+    out, rounds = decode(loop, submits)
     assert out == expected
     gauges = loop.gauges(0)
     assert gauges.preemptions > 0

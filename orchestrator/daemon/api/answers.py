@@ -86,7 +86,8 @@ class Version(Answered):
 
 class Model(Answered):
     """One entry of `GET /v1/models`. `max_model_len`, its context in tokens, is known once the model is ready. `keep`
-    and `state` are those of a model that need not stay in memory."""
+    and `state` are those of a model that need not stay in memory. `parent`: the model, of an entry that is one with a
+    LoRA adapter."""
 
     id: str
     object: Literal["model"]
@@ -95,6 +96,7 @@ class Model(Answered):
     max_model_len: int = 0
     keep: str = ""
     state: str = ""
+    parent: str = ""
 
 
 class ModelList(Answered):
