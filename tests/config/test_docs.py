@@ -45,6 +45,8 @@ def read_documented() -> dict[str, str]:
 def example_of_model(section: str, name: str, value: str) -> str:
     if section == "model.shards[]":
         return f"model: {{source: x.gguf, shards: [{{{_complete({name: value}, layers='1')}}}, {{layers: 1}}]}}\n"
+    if section == "model.adapters[]":
+        return f"model: {{source: x.gguf, adapters: [{{{_complete({name: value}, name='a', source='y.gguf')}}}]}}\n"
     one = f"  - {{{_complete({name: value}, source='y.gguf', name='b')}}}\n"
     return f"model: {{source: x.gguf, name: a}}\nmodels:\n{one}"
 
@@ -52,10 +54,8 @@ def example_of_model(section: str, name: str, value: str) -> str:
 def example_of(key: str, value: str) -> str:
     """A whole cluster.yaml in which `key` has this value, written as it stands in the documentation."""
     section, _, name = key.rpartition(".")
-    if section.startswith(("models[]", "model.shards[]")):
+    if section.startswith(("models[]", "model.shards[]", "model.adapters[]")):
         return example_of_model(section, name, value)
-    if section == "model.adapters[]":
-        return f"model: {{source: x.gguf, adapters: [{{{_complete({name: value}, name='a', source='y.gguf')}}}]}}\n"
     if section == "model.replicas[]":
         return f"model: {{source: x.gguf, replicas: [{{{name}: {value}}}]}}\n"
     if section.startswith("model.replicas"):
