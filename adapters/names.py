@@ -18,8 +18,6 @@ GGUF_ADAPTERS = (LLAMA_CPP, OPENVINO_LLAMA)
 """Those of ours that read GGUF files and nothing else."""
 IN_PLACE_ADAPTERS = (LLAMA_CPP,)
 """Those of ours that load a model's own files where they lie (adapters.contract.FilesInPlace)."""
-LORA_ADAPTERS = (LLAMA_CPP,)
-"""Those of ours that compute a sequence with a LoRA adapter (adapters.contract.LoraSlots)."""
 OWN_ADAPTERS = (LLAMA_CPP, OPENVINO_LLAMA, *SHARDING_ADAPTERS)
 """Those of this distribution, installed or not."""
 ADAPTER_NAME_PATTERN = "[a-z][a-z0-9_]{0,63}"

@@ -80,9 +80,16 @@ class PooledSlots:
     """The slots of a model whose memory is counted by a `BlockPool`."""
 
     capabilities: Capabilities
+    loras: tuple[str, ...] = ()
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+
+    def use_lora(self, slot: int, name: str) -> None:
+        """See adapters.contract.LoraSlots. A slot's root is the negative of its adapter's number, from 1 on."""
+        if name and name not in self.loras:
+            raise Unsupported(f"there is no adapter {name!r}; there is {', '.join(self.loras) or 'none'}")
+        self._pool.choose_root(slot, -1 - self.loras.index(name) if name else 0)
 
     @property
     def block_rules(self) -> BlockRules:

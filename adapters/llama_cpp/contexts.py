@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import DeviceLost, ForwardResult, NumericalClass, OutOfMemory, Segment, Unsupported
+from adapters.contract import DeviceLost, ForwardResult, NumericalClass, OutOfMemory, Segment
 from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
 from adapters.llama_cpp.draft_file import EmbeddingTable
@@ -162,11 +162,6 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
         self._logits = np.empty((0, outputs), np.float32)
         self.loras = tuple(model.loras)
         self._handles = (0, *model.loras.values())  # by the negative of a slot's root
-
-    def use_lora(self, slot: int, name: str) -> None:
-        if name and name not in self.loras:
-            raise Unsupported(f"there is no adapter {name!r}; there is {', '.join(self.loras) or 'none'}")
-        self._pool.choose_root(slot, -1 - self.loras.index(name) if name else 0)
 
     @abstractmethod
     def _read(self, sequence: HeldSequence[Kept]) -> Kept:

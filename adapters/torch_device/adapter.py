@@ -258,4 +258,5 @@ def _load(
         weights=part.products.describe_storage(facts["weights"]),
         numerical_class=chosen,
         layers=layers,
+        loras=part.loras,
     )

@@ -37,6 +37,7 @@ from adapters.torch_device import attention
 from adapters.torch_device.attention import MASKED, KvPool, LayerKv, Rule, attending
 from adapters.torch_device.class_products import ClassProducts
 from adapters.torch_device.failures import classify_torch_failure
+from adapters.torch_device.lora import place_loras
 from adapters.torch_device.model import BLOCK_TOKENS, DTYPES, TorchModel, count_blocks, shapes_for
 from adapters.torch_device.products import Products
 from adapters.torch_device.rank_link import RankPlace
@@ -194,6 +195,7 @@ def load_decoder(
         own.place(network)
         probe = _probe(network, device, where, facts["layers"])
         own.pack()
+        loras = place_loras(network, options.loras, own.make, dtype, device) if options.loras else None
         kept = [probe.layers[layer] for layer in range(facts["layers"])]
         token_bytes = sum(layer.elements for layer in kept) * dtype.itemsize
         blocks = count_blocks(options, token_bytes)
@@ -208,7 +210,7 @@ def load_decoder(
         windows=(),
         device=device,
         past=_NoPast(),
-        captures=not own.has_experts and not _looks_at_lengths(network.config),
+        captures=not own.has_experts and not _looks_at_lengths(network.config) and loras is None,
     )
     form = read_quantised_form(read_json(prepared / CONFIG_FILE), where)
     widened = form in WIDENED and device.type == "cpu"
@@ -222,6 +224,7 @@ def load_decoder(
         weights=weights or products.describe_storage(facts["weights"]),
         numerical_class=chosen,
         layers=layers,
+        loras=loras,
     )
 
 

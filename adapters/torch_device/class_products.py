@@ -130,7 +130,7 @@ class ClassProducts:
         torch's errors when memory runs out."""
         for name, child in list(network.named_children()):
             if type(child) is nn.Linear and not hasattr(child, _QUANTISED):
-                setattr(network, name, self._make(child.weight.data, child.bias))
+                setattr(network, name, self.make(child.weight.data, child.bias))
             elif "Linear" in type(child).__name__ and not list(child.children()):
                 setattr(network, name, self._shape(child))
             elif not isinstance(child, _TABLES):
@@ -138,7 +138,7 @@ class ClassProducts:
         for name, value in list(network.named_parameters(recurse=False)):
             if value.ndim in (2, 3) and value.is_floating_point() and "bias" not in name:
                 delattr(network, name)
-                self._weights.append(ProductWeight(value.data, self._make, f"{at}{name}"))
+                self._weights.append(ProductWeight(value.data, self.make, f"{at}{name}"))
                 setattr(network, name, self._weights[-1])
 
     def pack(self) -> None:
@@ -151,7 +151,8 @@ class ClassProducts:
         """Whether which products there are depends on the rows."""
         return any(weight.ndim == 3 for weight in self._weights)
 
-    def _make(self, weight: Any, bias: Any = None) -> nn.Module:
+    def make(self, weight: Any, bias: Any = None) -> nn.Module:
+        """Return the product over a matrix on the device. Raises torch's errors when memory runs out."""
         product = self._shape(self._products.make(weight, None if bias is None else bias.data))
         product.weight = weight.new_empty(0)  # classes look at its type
         return product

@@ -31,6 +31,7 @@ from adapters.decoder.spec import DecoderSpec
 from adapters.kv_blocks import BlockPool
 from adapters.pooled import Bytes, PooledModel, describe_capabilities
 from adapters.torch_device.failures import classify_torch_failure
+from adapters.torch_device.lora import LoraRows
 from adapters.torch_device.plan import ForwardPlan, Shapes, plan_forward
 from adapters.torch_device.split import split_decoder
 from device_profiles.profile import Exactness
@@ -131,12 +132,15 @@ class TorchModel(PooledModel):
         weights: str,
         numerical_class: NumericalClass,
         layers: LayerRange,
+        loras: LoraRows | None = None,
     ) -> None:
-        """`memory` and `runner` are of these layers alone, `spec` of the whole model."""
+        """`memory` and `runner` are of these layers alone, `spec` of the whole model. `loras`: what is told the
+        adapters of rows, where there are some (options.loras)."""
         self.layers = layers
         blocks = count_blocks(options, spec.bytes_per_token)
         super().__init__(BlockPool(BlockRules(blocks, BLOCK_TOKENS, options.slots)))
-        self._shapes = shapes
+        self._shapes, self._lora_rows = shapes, loras
+        self.loras = tuple(lora.name for lora in options.loras) if loras is not None else ()
         self._memory: KvMemory | None = memory
         self.kv_layout = KvLayout(
             f"torch {memory.layout} {DTYPES[numerical_class.activations]}",
@@ -158,8 +162,12 @@ class TorchModel(PooledModel):
             if min(segment.tokens) < 0 or max(segment.tokens) >= self.spec.vocabulary_size:
                 raise Unsupported(f"slot {segment.slot}: a token is outside the vocabulary")
         self._pool.reserve(batch)
+        plan = plan_forward(batch, self._pool, self._shapes)
+        if self._lora_rows is not None:
+            numbers = [-self._pool.find_root(segment.slot) for segment in batch for _ in segment.tokens]
+            self._lora_rows.choose(np.array(numbers + [0] * (len(plan.ids) - len(numbers)), np.int64))
         try:
-            output, device_ms = self._runner.run(plan_forward(batch, self._pool, self._shapes), hidden)
+            output, device_ms = self._runner.run(plan, hidden)
         except DeviceLost:
             self.close()
             raise

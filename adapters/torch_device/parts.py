@@ -24,6 +24,7 @@ from adapters.decoder.limits import refuse_decoder
 from adapters.decoder.spec import DecoderSpec, Dense
 from adapters.torch_device import attention
 from adapters.torch_device.attention import NAME, KvPool, LayerKv
+from adapters.torch_device.lora import LoraRows, place_loras
 from adapters.torch_device.model import BLOCK_TOKENS, DTYPES, shapes_for
 from adapters.torch_device.plan import Shapes
 from adapters.torch_device.products import Products
@@ -141,12 +142,13 @@ def _replace_linears(model: Any, quantised: dict[str, Quantised], make_linear: M
 
 @dataclass(frozen=True, slots=True)
 class LoadedPart:
-    """`products` says how the weights are held."""
+    """`products` says how the weights are held; `loras` is told the adapters of rows, where there are some."""
 
     memory: KvPool
     runner: ForwardRunner
     products: Products
     shapes: Shapes
+    loras: LoraRows | None
 
 
 def load_part(
@@ -173,6 +175,7 @@ def load_part(
     attention.register()
     tensors = read_prepared_tensors(prepared, decoder, layers, part)
     network = build(decoder, layers, tensors, dtype=dtype, device=device, make_linear=products.make)
+    loras = place_loras(network, options.loras, products.make, dtype, device) if options.loras else None
     if group is not None and part is not None:
         join_ranks(network, part, [len(part.outputs) for part in parts], group)
     kv_heads = len(part.kv_heads) if part is not None else own.kv_heads
@@ -186,5 +189,6 @@ def load_part(
         windows=own.windows,
         device=device,
         last=layers.end == decoder.layers,
+        captures=loras is None,
     )
-    return LoadedPart(memory, runner, products, shapes)
+    return LoadedPart(memory, runner, products, shapes, loras)

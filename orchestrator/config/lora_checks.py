@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 from adapters.contract import AdapterUnavailable, ModelRefused
-from adapters.gguf_splits import read_model_header
 from adapters.hf_hub import HUB_PREFIX
 from adapters.llama_cpp.fork_faults import NO_LORAS
 from adapters.llama_cpp.library import WrongLibrary, check_fault
-from adapters.lora import check_lora, find_lora
-from adapters.model_source import resolve
-from adapters.names import LORA_ADAPTERS
+from adapters.lora import check_lora, find_lora, list_lora_runtimes
+from adapters.model_source import is_directory, resolve
+from adapters.names import LLAMA_CPP
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import SourceFile
-from orchestrator.config.target import AUTO
+from orchestrator.config.target import AUTO, SPLITTING_KEYS
 
-_WAY_OUT = f"Set adapter: {' or '.join(LORA_ADAPTERS)} for the model or one of its replicas, or leave adapters out."
+_SPLIT = "adapters are applied to whole targets; leave {} out"
 
 
 def check_loras(config: ClusterConfig, file: SourceFile) -> None:
@@ -25,30 +25,47 @@ def check_loras(config: ClusterConfig, file: SourceFile) -> None:
     model, place = config.model, config.find_place("model", "adapters")
     if not model.adapters:
         return
-    runtimes = dict.fromkeys(model.with_own(own).adapter for _, own in config.own_replicas)
-    if runtimes.keys().isdisjoint((*LORA_ADAPTERS, AUTO)):
-        which = " and ".join(runtimes) or "no runtime here"
-        raise file.refuse(place, f"{which} applies no LoRA adapters. {_WAY_OUT}")
     for number, lora in enumerate(model.adapters):
         if sum(lora.name == other.name for other in model.adapters) > 1:
             raise file.refuse((*place, number, "name"), f"{lora.name!r} is the name of two adapters; give each its own")
-    elsewhere = bool(config.cluster.on_ray and config.cluster.address)
-    header = None
-    if not model.source.startswith(HUB_PREFIX):
-        path = resolve(model.source, file.base).path
-        if path.is_dir():
-            raise file.refuse(place, f"adapters are applied to GGUF files, and {model.source} is a directory")
-        header = read_model_header(path)
+    base = None if model.source.startswith(HUB_PREFIX) else resolve(model.source, file.base).path
+    for number, lora in enumerate(model.adapters):
+        try:
+            path = find_lora(lora.source, file.base)
+            if base is not None:
+                check_lora(path, base)
+        except ModelRefused as error:
+            raise file.refuse((*place, number, "source"), error) from error
+    _check_runtimes(config, file)
+
+
+def find_lora_runtimes(config: ClusterConfig, base: Path) -> tuple[str, ...]:
+    """Return which runtimes of ours apply all LoRA adapters of a target, () where it has none. Raises ModelRefused."""
+    if not config.model.adapters:
+        return ()
+    paths = [find_lora(lora.source, base) for lora in config.model.adapters]
+    return list_lora_runtimes(is_directory=is_directory(config.model.source, base), loras=paths)
+
+
+def _check_runtimes(config: ClusterConfig, file: SourceFile) -> None:
+    """Refuse adapters that no replica applies, or that the library here does not."""
+    model, place = config.model, config.find_place("model", "adapters")
+    for key in SPLITTING_KEYS & model.model_fields_set:
+        if getattr(model, key) not in ([], 1):
+            raise file.refuse(config.find_place("model", key), _SPLIT.format(key))
+    able = find_lora_runtimes(config, file.base)
+    runtimes = dict.fromkeys(model.with_own(own).adapter for _, own in config.own_replicas)
+    if not able or runtimes.keys().isdisjoint((*able, AUTO)):
+        which = " and ".join(runtimes) or "no runtime here"
+        way_out = f"Set adapter: {' or '.join(able)} for the model or one of its replicas, or leave adapters out."
+        if not able:
+            way_out = "Of a model in a directory, give adapters as PEFT's directories."
+        raise file.refuse(place, f"{which} applies no LoRA adapters of this form. {way_out}")
+    if set(able) & runtimes.keys() != {LLAMA_CPP}:
+        return
     try:
         with suppress(AdapterUnavailable):  # whoever looks for devices says so
             check_fault(model.source, NO_LORAS)
     except WrongLibrary as error:
-        if not elsewhere:  # other hosts have libraries of their own
+        if not (config.cluster.on_ray and config.cluster.address):  # other hosts have libraries of their own
             raise file.refuse(place, error) from error
-    for number, lora in enumerate(model.adapters):
-        try:
-            path = find_lora(lora.source, file.base)
-            if header is not None:
-                check_lora(path, header)
-        except ModelRefused as error:
-            raise file.refuse((*place, number, "source"), error) from error

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adapters.names import LORA_ADAPTERS
 from device_profiles.device_names import is_processor, is_same_device
 from orchestrator.config.drafts import Draft, ModelDraft
 from orchestrator.config.model import ClusterConfig
@@ -82,7 +81,7 @@ def _find_target_cores(config: ClusterConfig, number: int) -> list[int]:
 def build_option_filter(config: ClusterConfig, request: PlanRequest) -> Allowed:
     def fits(option: Option, device: str) -> bool:
         if option.role is Role.TARGET:
-            applies = not config.model.adapters or option.runtime in LORA_ADAPTERS
+            applies = not request.target.runtimes or option.runtime in request.target.runtimes
             return applies and _fits(config.model.adapter, config.model.device, option, device)
         drafts = [
             config.drafts[candidate.index] for candidate in request.drafts if candidate.model.name == option.model

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adapters.names import LORA_ADAPTERS, SHARDING_ADAPTERS
+from adapters.names import SHARDING_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.drafts import EndpointDraft, ModelDraft, draft_names
 from orchestrator.config.load import store_directory
+from orchestrator.config.lora_checks import find_lora_runtimes
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.placement import PlacementSection
@@ -133,8 +134,8 @@ def build_request_from_config(
         planned = model_at_hand(
             *(section.source, name, base, section.weights, store), adapter=adapter, digests=digests, drafts=drafts
         )
-        adapted = isinstance(section, Target) and section.adapters
-        return replace(planned, runtimes=LORA_ADAPTERS) if adapted else planned
+        runtimes = find_lora_runtimes(config, base) if isinstance(section, Target) else ()
+        return replace(planned, runtimes=runtimes) if runtimes else planned
 
     return PlanRequest(
         find_model(model.name, model),

@@ -1,4 +1,4 @@
-"""LoRA adapters on llama.cpp: what they compute, that nobody else is touched, and which files are refused."""
+"""LoRA adapters on llama.cpp and torch: what they compute, that nobody else is touched, and which files are refused."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adapters import registry
 from adapters.brief_invariance import find_brief_variance
-from adapters.contract import LoadOptions, ModelRefused, Segment, Unsupported
-from adapters.gguf_header import read_header
+from adapters.contract import LoadOptions, ModelRefused, Precision, Segment, Unsupported
 from adapters.invariance import each_lora, fingerprint_bits, run_probe
-from adapters.llama_cpp.adapter import LlamaCppAdapter
-from adapters.llama_cpp.model import LlamaModel
 from adapters.lora import check_lora, find_lora, open_lora
 from tests.support.tiny_gguf import Tiny, logits, write
 from tests.support.tiny_lora import draw_pairs, merge, write_lora, write_peft
 
-ADAPTER = LlamaCppAdapter()
+LLAMA_CPP, TORCH = "llama_cpp", "torch_device"
 TINY = Tiny("llama", hidden=128, heads=2, kv_heads=1, head_dim=64, vocabulary=256)
 TOKENS = [(5 * i * i + 3 * i + 1) % TINY.vocabulary for i in range(100)]
 BLOCK = 32
@@ -30,33 +28,32 @@ def silent(stage: str, fraction: float) -> None:
     """Progress that nobody watches."""
 
 
-def load(directory: Path, loras: dict[str, Path]) -> LlamaModel:
-    prepared = directory / "prepared"
-    prepared.mkdir(exist_ok=True)
-    if not any(prepared.iterdir()):
-        ADAPTER.prepare(directory / "tiny.gguf", prepared, silent)
-    header = read_header(directory / "tiny.gguf")
-    opened = tuple(open_lora(name, str(path), directory, header, directory) for name, path in loras.items())
-    options = LoadOptions(slots=4, kv_cache_bytes=8 << 20, threads=1, loras=opened)
-    model = ADAPTER.load(prepared, options, silent)
-    assert isinstance(model, LlamaModel)
-    return model
+def load(directory: Path, loras: dict[str, Path], runtime: str = LLAMA_CPP) -> Any:
+    prepared, adapter = directory / f"prepared-{runtime}", registry.get(runtime)
+    source = directory / "tiny.gguf"
+    if not prepared.exists():
+        prepared.mkdir()
+        adapter.prepare(source, prepared, silent)
+    opened = tuple(open_lora(name, str(path), directory, source, runtime, directory) for name, path in loras.items())
+    activations = Precision.FP32 if runtime == TORCH else None
+    options = LoadOptions(slots=4, kv_cache_bytes=8 << 20, threads=1, activations=activations, loras=opened)
+    return adapter.load(prepared, options, silent)
 
 
-def run(model: LlamaModel, slot: int, lora: str, tokens: list[int] = TOKENS) -> np.ndarray:
+def run(model: Any, slot: int, lora: str, tokens: list[int] = TOKENS) -> np.ndarray:
     model.release(slot)
     model.use_lora(slot, lora)
     return model.forward([Segment(slot, 0, tokens, (0, len(tokens)))]).logits.copy()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("form", ["gguf", "peft"])
-def test_an_adapter_computes_what_weights_with_it_would(tmp_path, family, form):
+@pytest.mark.parametrize(("runtime", "form"), [(LLAMA_CPP, "gguf"), (LLAMA_CPP, "peft"), (TORCH, "peft")])
+def test_an_adapter_computes_what_weights_with_it_would(tmp_path, family, runtime, form):
     tiny = replace(TINY, family=family, qk_norm=family == "qwen3")
     arrays = write(tmp_path / "tiny.gguf", tiny)
     pairs = draw_pairs(arrays)
     path = write_lora(tmp_path / "own.gguf", pairs, family) if form == "gguf" else None
-    model = load(tmp_path, {"own": path or write_peft(tmp_path / "own", tiny, pairs)})
+    model = load(tmp_path, {"own": path or write_peft(tmp_path / "own", tiny, pairs)}, runtime)
     plain, expected = logits(tiny, arrays, TOKENS), logits(tiny, merge(arrays, pairs), TOKENS)
     assert np.abs(plain - expected).max() > 0.5 * np.abs(plain).max()
     for lora, wanted in (("", plain), ("own", expected), ("", plain)):
@@ -64,11 +61,11 @@ def test_an_adapter_computes_what_weights_with_it_would(tmp_path, family, form):
     model.close()
 
 
-@pytest.fixture
-def two(tmp_path):
+@pytest.fixture(params=[LLAMA_CPP, TORCH])
+def two(tmp_path, request):
     arrays = write(tmp_path / "tiny.gguf", TINY)
-    loras = {name: write_lora(tmp_path / f"{name}.gguf", draw_pairs(arrays, seed)) for seed, name in enumerate("ab")}
-    model = load(tmp_path, loras)
+    loras = {name: write_peft(tmp_path / name, TINY, draw_pairs(arrays, seed)) for seed, name in enumerate("ab")}
+    model = load(tmp_path, loras, request.param)
     yield model
     model.close()
 
@@ -112,7 +109,7 @@ def test_a_prefix_is_found_by_the_slots_of_its_adapter_alone_and_a_fork_keeps_it
         two.use_lora(0, "c")
 
 
-def test_each_adapter_is_checked_and_its_bits_are_in_the_fingerprint(two, tmp_path):
+def test_each_adapter_is_checked_and_its_bits_are_in_the_fingerprint(two, tmp_path, request):
     seen = []
     for lora in each_lora(two):
         probe = run_probe(two)
@@ -123,7 +120,8 @@ def test_each_adapter_is_checked_and_its_bits_are_in_the_fingerprint(two, tmp_pa
     both = fingerprint_bits(two)
     assert both.split("+")[0] == run_probe(two).fingerprint
     assert np.array_equal(run(two, 0, ""), run(two, 1, ""))
-    one = load(tmp_path, {"a": tmp_path / "b.gguf", "b": tmp_path / "a.gguf"})
+    runtime = request.node.callspec.params["two"]
+    one = load(tmp_path, {"a": tmp_path / "b", "b": tmp_path / "a"}, runtime)
     assert fingerprint_bits(one) != both
     one.close()
 
@@ -142,7 +140,7 @@ CONFIG: dict[str, dict[str, Any]] = {
         ("family", "it is an adapter of qwen2, and tiny.gguf is llama"),
         ("model", "it is a model, and no LoRA adapter"),
         ("shape", r"blk.0.attn_q.weight: it is for 128 x 64 values, and tiny.gguf has 128 x 128"),
-        ("tensor", "it changes blk.7.attn_q.weight, and tiny.gguf has no such tensor"),
+        ("tensor", "it changes blk.7.attn_q.weight, and tiny.gguf has no such matrix"),
         ("half", r"blk.0.attn_q.weight has no pair of matrices"),
         ("ranks", "its matrices have the ranks 3 and 4"),
         ("nothing", "there is no adapter at"),
@@ -173,4 +171,4 @@ def test_a_wrong_adapter_is_refused_by_what_its_head_says(tmp_path, wrong, why):
     elif wrong == "ranks":
         write_named({"blk.0.attn_q.weight": (narrow[:3], wide)})
     with pytest.raises(ModelRefused, match=why):
-        check_lora(find_lora(str(path), tmp_path), read_header(tmp_path / "tiny.gguf"))
+        check_lora(find_lora(str(path), tmp_path), tmp_path / "tiny.gguf")

@@ -7,7 +7,6 @@ from itertools import count
 import pytest
 
 from adapters.contract import LoadOptions
-from adapters.gguf_header import read_header
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.model import LlamaModel
 from adapters.lora import open_lora
@@ -37,8 +36,8 @@ def load(tmp_path_factory):
     (directory / "prepared").mkdir()
     adapter = LlamaCppAdapter()
     adapter.prepare(directory / "tiny.gguf", directory / "prepared", lambda *_: None)
-    header = read_header(directory / "tiny.gguf")
-    loras = tuple(open_lora(name, f"{name}.gguf", directory, header, directory) for name in LORAS[1:])
+    source = directory / "tiny.gguf"
+    loras = tuple(open_lora(name, f"{name}.gguf", directory, source, "llama_cpp", directory) for name in LORAS[1:])
     models: list[LlamaModel] = []
 
     def load_model(kv_cache_bytes: int = 8 << 20) -> LlamaModel:

@@ -27,12 +27,10 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.device_memory import read_host_memory
-from adapters.gguf_splits import read_model_header
-from adapters.lora import open_lora
+from adapters.lora import find_lora, list_lora_runtimes, open_lora
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import check_model
 from adapters.model_store import explain_errors
-from adapters.names import LORA_ADAPTERS
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
 from device_profiles.profile import DeviceProfile
@@ -271,11 +269,16 @@ def _load_prepared(
 def _open_loras(options: ModelOptions, ready: PreparedModel) -> tuple[LoraFile, ...]:
     """Return the model's LoRA adapters, where its runtime applies any. Raises ModelRefused, and StoreFull and
     StoreUnwritable."""
-    if not options.loras or options.adapter not in LORA_ADAPTERS or ready.file is None:
+    if not options.loras or ready.file is None or isinstance(ready.adapter, PipelineLoader) or ready.split:
         return ()
-    header, directory = read_model_header(ready.file.path), ready.prepared.parent
+    base, model, directory = Path(options.base), ready.file.path, ready.prepared.parent
+    paths = [find_lora(lora.source, base) for lora in options.loras]
+    if options.adapter not in list_lora_runtimes(is_directory=model.is_dir(), loras=paths):
+        return ()
     with explain_errors(directory):
-        return tuple(open_lora(lora.name, lora.source, Path(options.base), header, directory) for lora in options.loras)
+        return tuple(
+            open_lora(lora.name, lora.source, base, model, options.adapter, directory) for lora in options.loras
+        )
 
 
 def _question(options: ModelOptions, ready: PreparedModel, wanted: LoadOptions) -> ClassQuestion:
