@@ -103,7 +103,7 @@ def each_lora(model: LoadedModel) -> Iterator[str]:
     """Yield "" for the model as it is, and then each of its LoRA adapters, with which all slots compute meanwhile.
     Slots are free before and after."""
     yield ""
-    if not isinstance(model, LoraSlots):
+    if not isinstance(model, LoraSlots) or not model.loras:
         return
     slots = range(model.capabilities.slots)
     try:

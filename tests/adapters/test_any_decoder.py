@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -12,14 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from adapters import registry
-from adapters.contract import LoadOptions, ModelRefused, Precision, Segment, Unsupported
+from adapters.contract import LoadOptions, LoraFile, ModelRefused, Precision, Segment, Unsupported
 from adapters.decoder.short_text import read_short_text
 from adapters.hf_directory import read_json
 from adapters.hf_facts import DirectoryFacts
 from adapters.invariance import find_variance
 from adapters.loaded_model import LayerRange
+from adapters.lora import open_lora
 from adapters.model_checks import check_files
 from orchestrator.protocol.commands import Submit
 from orchestrator.worker.measuring.class_trial import find_insanity
@@ -34,6 +37,7 @@ from tests.support.tiny_decoders import (
     write_named,
     write_seeing_decoder,
 )
+from tests.support.tiny_lora import write_modules
 
 ADAPTER = registry.get("torch_device")
 OPTIONS = LoadOptions(slots=8, kv_cache_bytes=16 << 20, activations=Precision.FP32, threads=1)
@@ -276,3 +280,40 @@ def test_a_class_that_looks_ahead_or_attends_by_itself_is_refused(tmp_path):
         prepared.mkdir()
         with pytest.raises(ModelRefused, match=words):
             prepare_and_load(source, prepared)
+
+
+def test_an_adapter_of_peft_is_added_to_a_class_of_transformers_as_it_stands(tmp_path):
+    source, prepared = prepare(tmp_path, "glm4")
+    tensors = load_file(source / "model.safetensors")
+    rng = np.random.default_rng(3)
+    pairs = {
+        name.removesuffix(".weight"): tuple(
+            (rng.standard_normal(shape) * 0.2).astype(np.float32)
+            for shape in ((2, values.shape[1]), (values.shape[0], 2))
+        )
+        for name, values in tensors.items()
+        if name.endswith("proj.weight")
+    }
+    lora, merged = tmp_path / "lora", tmp_path / "merged"
+    write_modules(lora, pairs, {"r": 2, "lora_alpha": 4})
+    shutil.copytree(source, merged)
+    added = {f"{module}.weight": 2.0 * wide @ narrow for module, (narrow, wide) in pairs.items()}
+    save_file({name: values + added.get(name, 0.0) for name, values in tensors.items()}, merged / "model.safetensors")
+    (tmp_path / "prepared-merged").mkdir()
+    ADAPTER.prepare(merged, tmp_path / "prepared-merged", silent)
+    tokens = [(7 * i + 5) % 250 for i in range(30)]
+    expected = ADAPTER.load(tmp_path / "prepared-merged", OPTIONS, silent)
+    rows = expected.forward([Segment(0, 0, tokens, (0, 30))]).logits.copy()
+    opened = open_lora("own", str(lora), tmp_path, source, "torch_device", tmp_path)
+    model = ADAPTER.load(prepared, replace(OPTIONS, loras=(opened,)), silent)
+    model.use_lora(1, "own")
+    batch = [Segment(0, 0, tokens, (0, 30)), Segment(1, 0, tokens, (0, 30))]
+    both = model.forward(batch).logits.copy()
+    assert np.abs(both[30:] - rows).max() < 1e-3 * np.abs(rows).max()
+    assert np.abs(both[:30] - rows).max() > 0.1 * np.abs(rows).max()
+    model.close()
+    for module, why in (("lm_head", "adapters of lm_head are not served"), ("model.norms", "does not have")):
+        write_modules(tmp_path / module, {module: pairs["model.layers.0.self_attn.q_proj"]}, {"r": 2, "lora_alpha": 4})
+        wrong = LoraFile("own", str(tmp_path / module), "")
+        with pytest.raises(ModelRefused, match=why):
+            ADAPTER.load(prepared, replace(OPTIONS, loras=(wrong,)), silent)

@@ -74,15 +74,26 @@ def write_peft(
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the same adapter as PEFT does, with other keys of its `config`: rows of queries and keys in halves."""
-    tensors = {}
+    modules = {}
     for name, (narrow, wide) in pairs.items():
         _, layer, weight, _ = name.split(".")
         heads = {"attn_q": tiny.heads, "attn_k": tiny.kv_heads}.get(weight) if tiny.family == "llama" else None
         halves = wide.reshape(heads, -1, 2, wide.shape[1]).swapaxes(1, 2).reshape(wide.shape) if heads else wide
-        module = f"base_model.model.model.layers.{layer}.{_PEFT[weight]}"
-        tensors[f"{module}.lora_A.weight"] = narrow
-        tensors[f"{module}.lora_B.weight"] = np.ascontiguousarray(halves)
+        modules[f"model.layers.{layer}.{_PEFT[weight]}"] = (narrow, np.ascontiguousarray(halves))
+    return write_modules(directory, modules, config)
+
+
+def write_modules(
+    directory: Path, modules: Mapping[str, tuple[np.ndarray, np.ndarray]], config: Mapping[str, Any] | None = None
+) -> Path:
+    """Write an adapter of modules of transformers as PEFT does, with other keys of its `config`."""
     directory.mkdir()
+    sides = {"A": 0, "B": 1}
+    tensors = {
+        f"base_model.model.{module}.lora_{side}.weight": pair[place]
+        for module, pair in modules.items()
+        for side, place in sides.items()
+    }
     save_file(tensors, directory / "adapter_model.safetensors")
     usual = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
     (directory / "adapter_config.json").write_text(json.dumps(usual | dict(config or {})))

@@ -204,7 +204,7 @@ class Scheduler:
         started = [self._waiting.popleft() for _ in range(count)]
         for sequence in started:
             sequence.slot = self._free_slots.pop()
-            if isinstance(self._target, LoraSlots):
+            if isinstance(self._target, LoraSlots) and self._target.loras:
                 self._target.use_lora(sequence.slot, sequence.submit.lora)
             sequence.admitted_s = sequence.admitted_s or now
         self._running += started
