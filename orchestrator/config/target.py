@@ -225,8 +225,8 @@ class Target(StaticShapesSection):
     load. `auto`: as many as the plan finds worth it, each on a device of its own. Each has a KV cache of
     `limits.kv_cache` and decodes `limits.max_running` sequences, where it has none of its own."""
     adapters: list[LoraAdapter] = Field(default=[], max_length=64)
-    """LoRA adapters that requests may name behind the model's name, each on its own (`llama_cpp`). Drafts stay those of
-    the model. Requests that name one go to the replicas that apply it."""
+    """LoRA adapters that requests may name behind the model's name, each on its own (`llama_cpp`, `torch_device`).
+    Drafts stay those of the model. Requests that name one go to the replicas that apply it."""
     keep: Keep = "always"
     """When it is in memory. `always`: from the start to the end. `while_used`: from the start, until it rests for
     `idle_s` or another model needs its room. `on_demand`: from the first request that asks for it, until then. Requests
