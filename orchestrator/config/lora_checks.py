@@ -28,15 +28,19 @@ def check_loras(config: ClusterConfig, file: SourceFile) -> None:
     for number, lora in enumerate(model.adapters):
         if sum(lora.name == other.name for other in model.adapters) > 1:
             raise file.refuse((*place, number, "name"), f"{lora.name!r} is the name of two adapters; give each its own")
-    base = None if model.source.startswith(HUB_PREFIX) else resolve(model.source, file.base).path
-    for number, lora in enumerate(model.adapters):
         try:
-            path = find_lora(lora.source, file.base)
-            if base is not None:
-                check_lora(path, base)
+            find_lora(lora.source, file.base)
         except ModelRefused as error:
             raise file.refuse((*place, number, "source"), error) from error
     _check_runtimes(config, file)
+    source = None if model.source.startswith(HUB_PREFIX) else resolve(model.source, file.base)
+    if source is None or source.parts is not None:  # whoever has the whole model says what is wrong
+        return
+    for number, lora in enumerate(model.adapters):
+        try:
+            check_lora(find_lora(lora.source, file.base), source.path)
+        except ModelRefused as error:
+            raise file.refuse((*place, number, "source"), error) from error
 
 
 def find_lora_runtimes(config: ClusterConfig, base: Path) -> tuple[str, ...]:

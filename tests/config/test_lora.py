@@ -65,6 +65,11 @@ def test_a_pool_needs_one_member_that_applies_them(tmp_path):
     [
         ("llama_cpp", "openvino_rt", r"cluster.yaml:5: model.adapters: openvino_rt applies no LoRA adapters"),
         ("llama_cpp", "torch_device", r"torch_device applies no LoRA adapters of this form. Set adapter: llama_cpp"),
+        (
+            "tiny.gguf\n  name: tiny\n  adapter: llama_cpp",
+            "simulated:toy\n  adapter: simulated",
+            "simulated applies no LoRA",
+        ),
         ("pirate.gguf", "nobody.gguf", r"cluster.yaml:6: model.adapters\[0\].source: nobody.gguf: there is no adapter"),
         ("pirate.gguf", "tiny.gguf", r"cluster.yaml:6: model.adapters\[0\].source: tiny.gguf: it is a model"),
         ("pirate.gguf", "hf:a/b", r"model.adapters\[0\].source: hf:a/b: adapters are not downloaded"),
