@@ -95,8 +95,8 @@ class OpenVinoLlamaAdapter:
     def list_classes(self, prepared: Path, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         return self._pair(self._decoder.list_classes(prepared, options), options)
 
-    def name_other_library(self, prepared: Path) -> str:
-        return self._decoder.name_other_library(prepared)
+    def name_other_library(self, prepared: Path, options: LoadOptions) -> str:
+        return self._decoder.name_other_library(prepared, options)
 
     def _pair(
         self, decoding: Sequence[Sequence[NumericalClass]], options: LoadOptions

@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from adapters import registry
-from adapters.contract import LoadOptions, LoraFile, ModelRefused, Precision, Segment, Unsupported
+from adapters.contract import LoadOptions, LoraFile, LoraSlots, ModelRefused, Precision, Segment, Unsupported
 from adapters.decoder.short_text import read_short_text
 from adapters.hf_directory import read_json
 from adapters.hf_facts import DirectoryFacts
@@ -286,11 +286,12 @@ def test_an_adapter_of_peft_is_added_to_a_class_of_transformers_as_it_stands(tmp
     source, prepared = prepare(tmp_path, "glm4")
     tensors = load_file(source / "model.safetensors")
     rng = np.random.default_rng(3)
+
+    def draw(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) * 0.2).astype(np.float32)
+
     pairs = {
-        name.removesuffix(".weight"): tuple(
-            (rng.standard_normal(shape) * 0.2).astype(np.float32)
-            for shape in ((2, values.shape[1]), (values.shape[0], 2))
-        )
+        name.removesuffix(".weight"): (draw(2, values.shape[1]), draw(values.shape[0], 2))
         for name, values in tensors.items()
         if name.endswith("proj.weight")
     }
@@ -306,6 +307,7 @@ def test_an_adapter_of_peft_is_added_to_a_class_of_transformers_as_it_stands(tmp
     rows = expected.forward([Segment(0, 0, tokens, (0, 30))]).logits.copy()
     opened = open_lora("own", str(lora), tmp_path, source, "torch_device", tmp_path)
     model = ADAPTER.load(prepared, replace(OPTIONS, loras=(opened,)), silent)
+    assert isinstance(model, LoraSlots)
     model.use_lora(1, "own")
     batch = [Segment(0, 0, tokens, (0, 30)), Segment(1, 0, tokens, (0, 30))]
     both = model.forward(batch).logits.copy()
