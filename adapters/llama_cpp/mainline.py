@@ -64,7 +64,6 @@ _MORE: Final[CallTable] = {
     "ggml_backend_dev_name": ([POINTER], ctypes.c_char_p),
     "ggml_backend_dev_type": ([POINTER], ctypes.c_int),
     "ggml_backend_load_all_from_path": ([ctypes.c_char_p], None),
-    "llama_adapter_lora_init": ([POINTER, ctypes.c_char_p], POINTER),
     "llama_get_memory": ([POINTER], POINTER),
     "llama_memory_seq_rm": ([POINTER, INT, INT, INT], BOOL),
     "llama_model_free": ([POINTER], None),
@@ -72,7 +71,6 @@ _MORE: Final[CallTable] = {
     "llama_model_is_diffusion": ([POINTER], BOOL),
     "llama_model_is_hybrid": ([POINTER], BOOL),
     "llama_model_is_recurrent": ([POINTER], BOOL),
-    "llama_set_adapters_lora": ([POINTER, ctypes.POINTER(POINTER), SIZE, ctypes.POINTER(_FLOAT)], INT),
     "llama_model_n_layer": ([POINTER], INT),
     "llama_state_get_data": ([POINTER, POINTER, SIZE], SIZE),
     "llama_state_get_size": ([POINTER], SIZE),
@@ -81,6 +79,11 @@ _MORE: Final[CallTable] = {
     "llama_state_seq_set_data": ([POINTER, POINTER, SIZE, INT], SIZE),
     "llama_vocab_n_tokens": ([POINTER], INT),
 }
+_LORA: Final[CallTable] = {
+    "llama_adapter_lora_init": ([POINTER, ctypes.c_char_p], POINTER),
+    "llama_set_adapters_lora": ([POINTER, ctypes.POINTER(POINTER), SIZE, ctypes.POINTER(_FLOAT)], INT),
+}
+"""Of builds that apply several adapters at a time; those before have other functions, and serve models without."""
 
 
 def _list_model_fields(*more: tuple[str, Any]) -> list[tuple[str, Any]]:
@@ -232,7 +235,9 @@ class MainlineLibrary(NativeLibrary):
             _find_options(handle, "llama_context_default_params", _CONTEXT_OPTIONS, _CONTEXT_DEFAULTS),
             _Batch,
         )
-        super().__init__(f"llama.cpp ({name})", version, handle, structures, _MORE)
+        self._applies_loras = all(hasattr(handle, call) for call in _LORA)
+        calls = _MORE | _LORA if self._applies_loras else _MORE
+        super().__init__(f"llama.cpp ({name})", version, handle, structures, calls)
         if not self._calls["ggml_backend_dev_count"]():  # each kind of device is a library of its own, beside it
             self._calls["ggml_backend_load_all_from_path"](str(file.parent).encode())
 
@@ -295,6 +300,8 @@ class MainlineLibrary(NativeLibrary):
         self._calls["llama_model_free"](model)
 
     def load_lora(self, model: int, file: Path) -> int:
+        if not self._applies_loras:
+            return super().load_lora(model, file)
         self._said.clear()
         return int(self._calls["llama_adapter_lora_init"](model, os.fsencode(file)) or 0)
 
