@@ -31,7 +31,7 @@ class LoraRows:
         self._device = device
         self.masks: dict[int, Any] = {}
 
-    def choose(self, numbers: Indices) -> None:
+    def set_numbers(self, numbers: Indices) -> None:
         """Let rows have the adapters of these numbers from 1 on, 0 is none; shape (rows,)."""
         self.masks = {
             int(number): torch.from_numpy(numbers == number)[:, None].to(self._device)

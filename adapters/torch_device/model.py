@@ -165,7 +165,7 @@ class TorchModel(PooledModel):
         plan = plan_forward(batch, self._pool, self._shapes)
         if self._lora_rows is not None:
             numbers = [-self._pool.find_root(segment.slot) for segment in batch for _ in segment.tokens]
-            self._lora_rows.choose(np.array(numbers + [0] * (len(plan.ids) - len(numbers)), np.int64))
+            self._lora_rows.set_numbers(np.array(numbers + [0] * (len(plan.ids) - len(numbers)), np.int64))
         try:
             output, device_ms = self._runner.run(plan, hidden)
         except DeviceLost:
