@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from adapters.contract import CapacityError, ForwardResult, PendingForward, Segment, StagedModel
+from adapters.contract import CapacityError, ForwardResult, LoadedModel, PendingForward, Segment, StagedModel
 
 
 class BorrowedSlots:
-    """See the module, and `adapters.contract.StagedModel`. `free`: the model's slots that nobody has, one list for all
-    that take from it. A slot is taken when it is first used, and given back when it is released. Weights, the KV
-    cache's blocks and what is remembered of prompts are shared. One thread calls all of them."""
+    """See the module, and `adapters.contract.LoadedModel`. `free`: the model's slots that nobody has, one list for all
+    that take from it, which say that they have `slots`. A slot is taken when it is first used, and given back when it
+    is released. Weights, the KV cache's blocks and what is remembered of prompts are shared: who makes several of these
+    sees to it that there are enough blocks. One thread calls all of them."""
 
-    def __init__(self, model: StagedModel, free: list[int]) -> None:
+    def __init__(self, model: LoadedModel, free: list[int], slots: int) -> None:
         self._model, self._free = model, free
-        self.stages, self.spec, self.capabilities = model.stages, model.spec, model.capabilities
+        self.spec, self.capabilities = model.spec, replace(model.capabilities, slots=slots)
         self._own: dict[int, int] = {}  # the model's slot, by the number that it has here
 
     def move(self, slot: int, other: BorrowedSlots, into: int) -> None:
@@ -25,12 +26,7 @@ class BorrowedSlots:
             other._own[into] = self._own.pop(slot)
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        return self.start_forward(batch).result()
-
-    def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
-        for segment in batch:
-            self._take(segment.slot)
-        return self._model.start_forward(self._rename(batch))
+        return self._model.forward(self._rename(batch))
 
     def count_cached_positions(self, slot: int) -> int:
         return self._model.count_cached_positions(self._own[slot]) if slot in self._own else 0
@@ -39,8 +35,6 @@ class BorrowedSlots:
         return self._model.free_blocks()
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
-        for segment in batch:
-            self._take(segment.slot)
         return self._model.count_needed_blocks(self._rename(batch))
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
@@ -71,10 +65,31 @@ class BorrowedSlots:
         return self._own[slot]
 
     def _rename(self, batch: Sequence[Segment]) -> list[Segment]:
-        return [replace(segment, slot=self._own[segment.slot]) for segment in batch]
+        return [replace(segment, slot=self._take(segment.slot)) for segment in batch]
 
 
-def borrow_slots(model: StagedModel, count: int) -> list[BorrowedSlots]:
+class StagedSlots(BorrowedSlots):
+    """The same of a model of several stages."""
+
+    def __init__(self, model: StagedModel, free: list[int]) -> None:
+        super().__init__(model, free, model.capabilities.slots)
+        self._staged, self.stages = model, model.stages
+
+    def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
+        return self._staged.start_forward(self._rename(batch))
+
+
+def borrow_slots(model: StagedModel, count: int) -> list[StagedSlots]:
     """Return so many that share a model's slots, none of which is in use."""
-    free = list(range(model.capabilities.slots - 1, -1, -1))
-    return [BorrowedSlots(model, free) for _ in range(count)]
+    free = list_slots(0, model.capabilities.slots)
+    return [StagedSlots(model, free) for _ in range(count)]
+
+
+def list_slots(first: int, count: int) -> list[int]:
+    """Return so many slots from one on, none of which is in use, as BorrowedSlots takes them."""
+    return list(range(first + count - 1, first - 1, -1))
+
+
+def cut_slots(model: LoadedModel, first: int, count: int) -> BorrowedSlots:
+    """Return so many slots of a model from one on, which nobody else takes, as a model of their own."""
+    return BorrowedSlots(model, list_slots(first, count), count)

@@ -105,7 +105,7 @@ class Capabilities:
     def kv_cache(self) -> Precision:
         return self.numerical_class.kv_cache
 
-    def count_paid_rows(self, rows: int, *, apart: bool, alone: bool) -> int:
+    def count_charged_rows(self, rows: int, *, apart: bool, alone: bool) -> int:
         """Return how many rows a segment of so many is charged for; `alone`: nothing else is in the forward."""
         return max(rows, self.apart_rows if apart and not alone else self.min_rows)
 

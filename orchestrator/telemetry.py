@@ -57,8 +57,8 @@ class LogFilter:
         if not (self.request or self.worker):
             return True
         entry = json.loads(line.text)
-        asked = (self.request, ("request_id", "id", "request")), (self.worker, ("worker", "replica"))
-        return all(not name or _mentions(entry, name, keys) for name, keys in asked)
+        filters = (self.request, ("request_id", "id", "request")), (self.worker, ("worker", "replica"))
+        return all(not name or _mentions(entry, name, keys) for name, keys in filters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def _same_rows(ahead: SequenceState, behind: SequenceState) -> bool:
 def rows_of(parts: Sequence[ScheduledSequence], caps: Capabilities) -> int:
     """Return the rows that a forward of these parts is charged for, drafts included."""
     alone = len(parts) == 1
-    return sum(caps.count_paid_rows(part.rows, apart=part.apart, alone=alone) for part in parts)
+    return sum(caps.count_charged_rows(part.rows, apart=part.apart, alone=alone) for part in parts)
 
 
 def most_blocks(parts: Sequence[ScheduledSequence], *, min_rows: int, block_tokens: int) -> int:

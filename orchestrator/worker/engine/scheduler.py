@@ -316,7 +316,7 @@ class Scheduler:
 
     def _size(self, parts: Sequence[ScheduledSequence]) -> tuple[int, int, float]:
         caps, alone = self._target.capabilities, len(parts) == 1
-        rows = sum(caps.count_paid_rows(1, apart=part.apart, alone=alone) for part in parts)
+        rows = sum(caps.count_charged_rows(1, apart=part.apart, alone=alone) for part in parts)
         return rows, len(parts), sum(part.sequence.cached for part in parts) / max(1, len(parts))
 
     def make_smaller(self, parts: Sequence[ScheduledSequence], reason: str) -> bool:

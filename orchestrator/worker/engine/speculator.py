@@ -240,7 +240,7 @@ class Speculator:
         places, base_rows = [], 0
         for part in deciding:
             sequence = part.sequence
-            charged = caps.count_paid_rows(1, apart=part.apart, alone=alone)
+            charged = caps.count_charged_rows(1, apart=part.apart, alone=alone)
             free = max(0, charged - part.num_query_tokens)
             most = min(self._bound_draft_tokens(sequence), sequence.depth_bound, room + free) if part.drafts else 0
             places.append(

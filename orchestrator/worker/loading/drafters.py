@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from adapters import own_tokenizer
+from adapters.borrowed_slots import cut_slots
 from adapters.contract import DeviceLost, ModelRefused
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_store import ModelReplaced, ModelStore
@@ -51,7 +52,6 @@ from orchestrator.worker.loading.statistics import (
     find_statistics,
     open_grown_statistics,
 )
-from orchestrator.worker.measuring.watched import SomeSlots
 from policies.models.vocabulary import Match, compare, refusal
 from policies.serving.canary import CanaryVariant
 
@@ -329,7 +329,7 @@ class _DrafterBuilder:
             slots = running * self.flights
             self.models[draft.name] = load_model(draft.model, slots, report_stage, logits_rows=slots)
         loaded = self.models[draft.name]
-        model = loaded.model if self.flights == 1 else SomeSlots(loaded.model, running * self.flight, running)
+        model = loaded.model if self.flights == 1 else cut_slots(loaded.model, running * self.flight, running)
         judge = loaded if differs else self.target  # whose tokens it may propose
         drafter = ModelDrafter(
             model,

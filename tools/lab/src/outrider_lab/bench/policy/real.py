@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from adapters.borrowed_slots import cut_slots
 from adapters.tokenizer import load_tokenizer
 from device_profiles.cost import StepCost
 from orchestrator.clock import SystemClock
@@ -18,7 +19,6 @@ from orchestrator.recommend.run import environment_of
 from orchestrator.worker.loading.engine import first_cost
 from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.prompts import PromptText
-from orchestrator.worker.measuring.watched import SomeSlots
 from outrider_lab.bench.policy.arms import ADAPTIVE
 from outrider_lab.bench.policy.recorder import measure_replay_costs, record_drafts, with_rounds
 from outrider_lab.bench.policy.requests import MIX, Requests, requests_of
@@ -76,7 +76,7 @@ def _show_stages(bar: Progress) -> Callable[[str, float], None]:
 def _halves(target: LoadedSource, slots: int) -> list[LoadedSource]:
     """Return a target that was loaded with twice as many `slots` as two, for decode loops in turns. Two copies would
     do as well, if one were not faster than the other by 2 %."""
-    return [replace(target, model=SomeSlots(target.model, first, slots)) for first in (0, slots)]
+    return [replace(target, model=cut_slots(target.model, first, slots)) for first in (0, slots)]
 
 
 def _run_visits(
