@@ -156,3 +156,19 @@ def test_a_draft_worker_that_helps_no_replica_rests_within_a_minute_and_is_tried
     assert list_phases(cluster) == {"ready"}
     assert set(cluster.doors) == {0, 1}, "they draft with it again"
     assert next(iter(cluster.state.drafts.views())).restarts == 0
+
+
+def test_a_draft_is_useless_only_once_all_of_its_workers_rest():
+    cluster = Cluster(2)
+    for turn in range(40):
+        cluster.pass_time(1.0 + turn)
+        say_use(cluster, 0, 10 * turn, 5 * turn)
+        say_use(cluster, 1, 10 * turn, 0, "no gain")
+    assert list_phases(cluster) == {"ready", "resting"}, "a device that helps nobody is free"
+    assert cluster.useless == [], "its draft helps another replica"
+    for turn in range(40, 110):
+        cluster.pass_time(1.0 + turn)
+        say_use(cluster, 0, 10 * turn, 200, "no gain")
+        say_use(cluster, 1, 10 * turn, 0, "no gain")
+    assert list_phases(cluster) == {"resting"}
+    assert [spec.name for spec in cluster.useless] == ["small"]

@@ -11,10 +11,10 @@ import pytest
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.daemon.control.actions import TellUseless
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
-from orchestrator.daemon.control.loops.planner_port import DriftPolicy
+from orchestrator.daemon.control.loops.planner_port import DriftPolicy, StartPlan
 from orchestrator.planning.proposal import PlanProposal, build_proposal
 from orchestrator.protocol.contract import WorkerSpec
-from tests.control.test_plan_keeper import Clock, Making, Workers, name_workers, sample_for, until
+from tests.control.test_plan_keeper import Clock, Making, Workers, name_workers, rounds_of_many, sample_for, until
 from tests.policies.test_running import plan
 
 
@@ -52,11 +52,19 @@ async def test_a_draft_stays_where_no_other_place_is_better(tmp_path):
 DRAFT_WORKER = WorkerSpec("model", "", {}, device="CPU")
 
 
-def keep(directory, workers: Workers, *, replicas: int) -> PlanKeeper:
+class DraftMaking(Making):
+    """Makes plans whose drafts have that worker."""
+
+    def again(self, *known: Any) -> StartPlan:
+        made = super().again(*known)
+        return replace(made, drafts=tuple((DRAFT_WORKER,) * bool(part.draft) for part in made.proposal.plan.replicas))
+
+
+def keep(directory, workers: Workers, *, replicas: int, concurrency: int = 4, clock: Clock | None = None) -> PlanKeeper:
     """Keep a plan with a draft on the CPU, which the target could be on as well. There may be so many replicas."""
-    proposal = with_entry(plan(directory, also_on_cpu_ms=20.0, most_replicas=replicas, concurrency=4), threads=1)
-    running = replace(name_workers(proposal), drafts=((DRAFT_WORKER,),))
-    return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, 0.0), Clock(1000.0))
+    proposal = plan(directory, also_on_cpu_ms=20.0, most_replicas=replicas, concurrency=concurrency)
+    running = replace(name_workers(with_entry(proposal, threads=1)), drafts=((DRAFT_WORKER,),))
+    return PlanKeeper(running, workers, DraftMaking(), DriftPolicy(9.0, 3.0, 0.0), clock or Clock(1000.0))
 
 
 async def test_the_device_of_a_draft_that_helps_nobody_becomes_a_replica(tmp_path):
@@ -108,3 +116,25 @@ def with_entry(proposal: PlanProposal, *, threads: int, **changes: Any) -> PlanP
     (draft,) = proposal.request.drafts
     draft = replace(draft, entry=ModelDraft(method="model", source="simulated:toy", threads=threads), **changes)
     return build_proposal(proposal.cluster, replace(proposal.request, drafts=(draft,)), proposal.behind)
+
+
+@pytest.mark.parametrize(
+    ("before", "requests", "later_s", "drafts"),
+    [(1, 4, 60.0, False), (1, 4, 700.0, True), (4, 1, 60.0, True)],
+    ids=["more requests while it rests", "more requests behind its rest", "fewer requests"],
+)
+async def test_a_useless_draft_may_help_fewer_requests_and_others_behind_its_rest(
+    tmp_path, before, requests, later_s, drafts
+):
+    clock = Clock(1000.0)
+    kept = keep(tmp_path, Workers(), replicas=2, concurrency=1, clock=clock)
+    rounds_of_many(kept, before, 400, 30.0)
+    await kept.wait_planned()
+    assert (kept.asked_now.request.placement.concurrency, place_draft(kept)) == (before, "here/CPU")
+    kept.observe_useless(TellUseless(DRAFT_WORKER, "it helped no replica for 30 s"))
+    assert await kept.wait_planned()
+    clock.now_s += later_s
+    rounds_of_many(kept, requests, 4000, 30.0)
+    assert await kept.wait_planned()
+    assert kept.asked_now.request.placement.concurrency == requests
+    assert (place_draft(kept), len(kept.proposal.plan.replicas)) == (("here/CPU", 1) if drafts else ("", 2))

@@ -274,3 +274,37 @@ def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_
         assert status["ready"]["costs_from"].startswith("stored profile of 20")
         planned_depth = query_daemon(daemon.admin, "/admin/plan")["plan"]["replicas"][0]["depth"]
         assert status["ready"]["starting_depth"] == (planned_depth or COLD_DEPTH)
+
+
+@pytest.mark.slow
+def test_a_draft_device_that_helps_nobody_becomes_a_replica_while_streams_run(tmp_path, plain, outrider):
+    """The plan takes six tokens of ten for right, and none is."""
+    target, draft = "base_ms=20&row_ms=1", "base_ms=1&shift=7"
+    store = tmp_path / "store" / "profiles"
+    store_simulated_profiles(store, {"SIM": 21.0, "SIM.1": 21.0}, script=target, more_row_ms=1.0)
+    store_simulated_profiles(store, {"SIM.1": 1.0}, "simulated-toy", "draft", script=draft)
+    entry = f"{{method: model, source: 'simulated:toy?{draft}', adapter: auto, device: auto}}"
+    extra = f"drafts: [{entry}]\nplacement: {{profile: never, concurrency: 4, drift_tolerance: 9}}"
+    config = write_planned_config(tmp_path, target, extra)
+    config.write_text(config.read_text().replace("replicas: 1", "replicas: 2"))
+    asks = [ASK | {"seed": seed, "max_tokens": 400} for seed in range(4)]
+    expected = [text_of(plain, one) for one in asks]
+    with running(config) as daemon, ThreadPoolExecutor(len(asks)) as pool:
+        until(lambda: [view["phase"] for view in daemon.status()["drafts"]] == ["ready"])
+
+        def count_replicas() -> int:
+            return sum(view["phase"] == "ready" for view in daemon.status()["replicas"])
+
+        def decode_until_more(ask: dict[str, Any], answer: str) -> None:
+            while count_replicas() == 1:
+                assert text_of(daemon, ask) == answer
+            assert text_of(daemon, ask) == answer
+
+        assert count_replicas() == 1
+        list(pool.map(decode_until_more, asks, expected))
+        status = daemon.status()
+        assert {view["ready"]["device"] for view in status["replicas"]} == {"SIM", "SIM.1"}
+        assert status["drafts"] == []
+        assert status["plan"]["moves"] == 1
+        line = "simulated-toy drafts nothing: it helped no replica for 30 s: "
+        assert line in outrider("plan", "--explain", "--config", str(config)).stdout

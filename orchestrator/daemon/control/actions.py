@@ -156,7 +156,7 @@ class TellRefused:
 
 @dataclass(frozen=True, slots=True)
 class TellUseless:
-    """The draft worker of this spec helps no replica, and rests for that."""
+    """The draft worker of this spec helps no replica, and rests for that, as the others of its draft do."""
 
     spec: WorkerSpec
     why: str

@@ -55,6 +55,11 @@ class DraftWorker:
         return self._phase == FAILED
 
     @property
+    def resting(self) -> bool:
+        """True while it has no process, as it helped no replica."""
+        return self._tried_s is not None
+
+    @property
     def suspected(self) -> bool:
         """True while it has to show that it does not hang."""
         return self._silent is not None

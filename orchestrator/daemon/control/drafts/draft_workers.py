@@ -276,13 +276,16 @@ class DraftWorkers:
         return actions, change.look_s
 
     def _let_rest(self, worker: DraftWorker, now_s: float) -> list[Action]:
-        """Let a worker rest that helps no replica."""
+        """Let a worker rest that helps no replica. Where none is left of its draft, that draft is useless."""
         if not worker.uses or not worker.serving or worker.leaves:
             return []
         why = worker.find_why_useless(self._shares.list_targets(worker), now_s)
         if not why:
             return []
-        return [*self._shares.let_rest(worker, why), *worker.let_rest(why, now_s), TellUseless(worker.life.spec, why)]
+        actions = [*self._shares.let_rest(worker, why), *worker.let_rest(why, now_s)]
+        if all(other.resting or other.out_of_use for other in self._list_pool(worker.name)):
+            actions.append(TellUseless(worker.life.spec, why))
+        return actions
 
     def _list_pool(self, name: str) -> list[DraftWorker]:
         return [worker for worker in self._named.get(name, {}).values() if not worker.leaves]

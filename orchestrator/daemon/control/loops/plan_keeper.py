@@ -179,7 +179,7 @@ class PlanKeeper:
             return
         requests = self.asked_now.request.placement.concurrency
         if has_changed(self._requests, requests) and self._may_plan():
-            self._obstacles.useless.clear()  # with so many they may help
+            self._obstacles.try_useless(requests, self._clock.monotonic_s())
             reason = f"{requests} requests come at once, and not {self._requests}"
             self._begin(self._plan_because(reason), "plan for more requests")
         if done.in_flight > 1:
@@ -229,9 +229,10 @@ class PlanKeeper:
             self._plan_soon(self._plan_without, _WITHOUT)
 
     def observe_useless(self, event: TellUseless) -> None:
-        """Plan again at once without a draft model that helps nobody, until another number of requests comes at once.
-        Its device is free for a replica, where that pays."""
-        if self._obstacles.note_useless(self._first, self._running, event):
+        """Plan again at once without a draft model that helps nobody. Its device is free for a replica, where that
+        pays. It may be planned with again once fewer requests come at once, or others behind its rest."""
+        now_s = self._clock.monotonic_s()
+        if self._obstacles.note_useless(self._first, self._running, event, self._requests, now_s):
             reason = f"draft {event.spec.name} rests, as {event.why}"
             self._plan_soon(partial(self._plan_because, reason), "plan without a draft")
 

@@ -4,7 +4,7 @@ nobody."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from device_profiles.device_names import is_same_device
 from orchestrator.config.model_keys import THIS_NODE
@@ -16,19 +16,34 @@ from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.wanted import DraftCandidate
 from orchestrator.protocol.contract import WorkerSpec
 from policies.planning.plan import Plan, ReplicaPlacement
+from policies.serving.draft_rest import REST_S
 
 Place = tuple[str, str]
 """A device and a runtime."""
 
 
+@dataclass(frozen=True, slots=True)
+class UselessDraft:
+    """A draft model that helped nobody, and why, while so many `requests` came at once, at `since_s`."""
+
+    draft: DraftCandidate
+    why: str
+    requests: int
+    since_s: float
+
+    def holds(self, requests: int, now_s: float) -> bool:
+        """Return whether it is so with so many requests at once. Fewer leave more time for drafts."""
+        return requests >= self.requests and now_s < self.since_s + REST_S
+
+
 class PlanObstacles:
     """The first two say why, by device and runtime. `refused` are those of workers that this plan, or its next move,
-    started. `useless`: drafts that help nobody, and why."""
+    started. `useless`: drafts that help nobody."""
 
     def __init__(self) -> None:
         self.lacking: dict[Place, str] = {}
         self.refused: dict[Place, str] = {}
-        self.useless: list[tuple[DraftCandidate, str]] = []
+        self.useless: list[UselessDraft] = []
         self._refused_specs: list[WorkerSpec] = []
 
     def note_lacking(self, first: PlanProposal, event: TellLacking) -> bool:
@@ -44,21 +59,27 @@ class PlanObstacles:
         self._refused_specs.append(spec)
         return self._note(first, event, self.refused)
 
-    def note_useless(self, first: PlanProposal, running: StartPlan, event: TellUseless) -> bool:
-        """A draft worker helps no replica; it counts where it is one of those that the plan runs beside its replicas.
-        Returns whether that is news."""
+    def note_useless(
+        self, first: PlanProposal, running: StartPlan, event: TellUseless, requests: int, now_s: float
+    ) -> bool:
+        """The workers of a draft help no replica, with so many `requests` at once; it counts where one of them is of
+        those that the plan runs beside its replicas. Returns whether that is news."""
         models = {
             replica.draft.drafter
             for replica, beside in zip(running.proposal.plan.replicas, running.drafts, strict=False)
             if replica.draft is not None and event.spec in beside
         }
         drafts = [draft for draft in first.request.drafts if draft.model.name in models]
-        news = [(draft, event.why) for draft in drafts if not self._explain_useless(draft)]
-        self.useless += news
+        news = [draft for draft in drafts if not self._explain_useless(draft)]
+        self.useless += [UselessDraft(draft, event.why, requests, now_s) for draft in news]
         return bool(news)
 
+    def try_useless(self, requests: int, now_s: float) -> None:
+        """Another number of requests comes at once: plans may have those drafts again that may help now."""
+        self.useless = [useless for useless in self.useless if useless.holds(requests, now_s)]
+
     def _explain_useless(self, draft: DraftCandidate) -> str:
-        return next((why for known, why in self.useless if draft.is_unchanged(known)), "")
+        return next((known.why for known in self.useless if draft.is_unchanged(known.draft)), "")
 
     def leave_drafts(self, first: PlanProposal) -> PlanProposal:
         """Return what to plan from without draft models that help nobody, and say so in what is assumed."""
