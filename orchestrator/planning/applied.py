@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ByteSize
+
 from device_profiles.device_names import is_processor, is_same_device
 from orchestrator.config.drafts import Draft, ModelDraft
 from orchestrator.config.model import ClusterConfig
@@ -110,6 +112,9 @@ def apply_plan(
     ]
     placed = tuple(draft for draft in drafts if draft is not None)
     placed_target: dict[str, Any] = {"adapter": target.runtime, "device": name_shard_device(proposal, target)}
+    limits = config.limits
+    if replica.kv_cache_bytes:
+        limits = limits.model_copy(update={"kv_cache": ByteSize(replica.kv_cache_bytes)})
     if len(replica.shards) > 1:
         placed_target["shards"] = [_cut(config, proposal, shard, target.host) for shard in replica.shards]
     if cores.target:
@@ -117,6 +122,7 @@ def apply_plan(
     changes: dict[str, Any] = {
         "model": config.model.model_copy(update=placed_target),
         "drafts": placed if replica.depth else (),
+        "limits": limits,
     }
     if config.canary.share and not config.canary.drafts and not replica.depth:  # the plan is the others'
         changes["canary"] = config.canary.model_copy(update={"drafts": placed})

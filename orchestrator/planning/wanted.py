@@ -68,7 +68,8 @@ class PlanRequest:
     `price_per_hour`: of this machine with its devices, 0 where not known. `taken`: what the daemon's other targets
     take. There are to be `least_replicas`, and at most `replicas`, `alike`: of one group of equal bits. `failover` says
     when streams go on with other bits. `max_running`: sequences that a replica decodes at once (None: as fit).
-    `draft_servers`: the addresses of those that draft, which nobody prices."""
+    `draft_servers`: the addresses of those that draft, which nobody prices. `kv_cache_bytes`: as configured, 0 where it
+    is not."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -89,6 +90,7 @@ class PlanRequest:
     failover: FailoverRules = NO_RULES
     max_running: int | None = None
     draft_servers: tuple[str, ...] = ()
+    kv_cache_bytes: int = 0
 
     @property
     def most_replicas(self) -> int:
@@ -167,6 +169,7 @@ def build_request_from_config(
         ),
         max_running=config.limits.max_running,
         draft_servers=tuple(draft.endpoint for draft in config.drafts if isinstance(draft, EndpointDraft)),
+        kv_cache_bytes=int(config.limits.kv_cache),
     )
 
 
@@ -209,6 +212,7 @@ def build_plan_goal(request: PlanRequest, drafters: Sequence[DrafterFacts]) -> P
             exactness=request.exactness,
             depth_bound=request.depth_bound,
             max_running=request.max_running,
+            kv_cache_bytes=request.kv_cache_bytes,
         ),
         Constraints(
             pin_target=placement.pin_target,

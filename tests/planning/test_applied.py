@@ -9,6 +9,7 @@ import pytest
 
 from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
+from device_profiles.units import MIB
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.sketch import load_sketch
@@ -214,3 +215,27 @@ def test_a_target_alone_on_its_processor_runs_on_any_core(tmp_path):
     found = propose_here(asked, store, {}, build_option_filter(config, asked))
     (target,), _ = build_start_specs(apply_plan(config, found, 0, {"here": GROUPS}), Path())
     assert (target.cores, target.options["model"]["threads"]) == ([], 2)
+
+
+@pytest.mark.parametrize(("configured_mib", "loaded_mib"), [(64, 64), (4096, 256)])
+def test_a_target_in_shards_is_loaded_with_the_kv_cache_that_was_planned(tmp_path, configured_mib, loaded_mib):
+    source = "simulated:toy?layers=4"
+    text = f"model: {{source: '{source}', name: toy, adapter: simulated, device: auto}}\ndrafts: []\n"
+    config = parse_config(f"{text}limits: {{kv_cache: {configured_mib} MiB}}\n", Path("c.yaml"))
+    weights, peak = int(1.2 * GIB), int(1.3 * GIB)
+    store = store_simulated_profiles(
+        *(tmp_path, {"SIM": 3.0, "SIM.1": 3.0}, "toy"),
+        script=source.partition("?")[2],
+        layers=4,
+        weights_bytes=weights,
+        peak_bytes=peak,
+    )
+    asked = build_request_from_config(config, tmp_path)
+    proposal = propose_here(asked, store, {}, build_option_filter(config, asked))
+    assert [shard.memory.kv_cache for shard in proposal.plan.replicas[0].shards] == [loaded_mib * MIB // 2] * 2
+    effective = apply_plan(config, proposal, 0)
+    assert (effective.limits.kv_cache, effective.limits.max_running) == (loaded_mib * MIB, config.limits.max_running)
+    told = [reason for reason in proposal.plan.reasons if reason.startswith("a KV cache of ")]
+    assert told == (
+        [] if loaded_mib == configured_mib else ["a KV cache of 256.0 MiB has room, and 4.0 GiB are configured"]
+    )

@@ -22,6 +22,7 @@ from policies.planning.plan import (
     Inventory,
     ModelFacts,
     Option,
+    Plan,
     PlanGoal,
     Role,
     Workload,
@@ -118,26 +119,64 @@ def test_a_cut_is_the_shortest_in_which_each_device_and_both_ends_have_room(draw
         assert sum_ms(items, hops, taken) == pytest.approx(best)
 
 
-def test_a_model_that_no_equal_halves_hold_is_cut_where_its_ends_have_room():
-    """17 of 28 layers beside the embedding, and 11 beside the output layer and its logits."""
-    mib = float(1 << 20)
-    ends = EndBytes(first=200 * mib, last=350 * mib, both=350 * mib, logits=200 * mib)
+MIB = float(1 << 20)
+
+
+def plan_halves(device_mib: float, load: Workload) -> Plan:
+    """Plan for two hosts. 17 of 28 layers have room beside the embedding, and 11 beside the output layer and its
+    logits, where each has 1400 MiB."""
+    ends = EndBytes(first=200 * MIB, last=350 * MIB, both=350 * MIB, logits=200 * MIB)
     hosts = tuple(Host(name, cores=2) for name in ("a", "b"))
-    devices = tuple(Device(f"{host.name}/CPU", host.name, "cpu", "cpu", int(1400 * mib)) for host in hosts)
+    devices = tuple(Device(f"{host.name}/CPU", host.name, "cpu", "cpu", int(device_mib * MIB)) for host in hosts)
     option = Option(
-        *("cpu", Role.TARGET, "target", "runtime", "as_file", StepCost((1.0,), (40.0,)), 50 * mib, 1000.0),
+        *("cpu", Role.TARGET, "target", "runtime", "as_file", StepCost((1.0,), (40.0,)), 50 * MIB, 1000.0),
         ends=ends,
-        fixed_bytes=100 * mib,
-        workspace_bytes=150 * mib,
+        fixed_bytes=100 * MIB,
+        workspace_bytes=150 * MIB,
         source="few layers",
     )
-    load = Workload(ModelFacts("target", 28, 8_192.0), (), 1, 512, 256)
-    plan = plan_placement(Inventory(hosts, devices, (option,)), PlanGoal(load, Constraints(keep_free=0.0)))
+    return plan_placement(Inventory(hosts, devices, (option,)), PlanGoal(load, Constraints(keep_free=0.0)))
+
+
+def test_a_model_that_no_equal_halves_hold_is_cut_where_its_ends_have_room():
+    plan = plan_halves(1400.0, Workload(ModelFacts("target", 28, 8_192.0), (), 1, 512, 256))
     first, last = plan.replicas[0].shards
     assert (first.first_layer, first.end_layer, last.end_layer) == (0, last.first_layer, 28)
     assert last.end_layer - last.first_layer <= 11
-    assert first.memory.weights == int((200 + 50 * first.end_layer) * mib)
-    assert first.memory.workspace == int(150 * mib)
-    assert last.memory.weights == int((350 + 50 * (28 - first.end_layer)) * mib)
-    assert last.memory.workspace == int(350 * mib)
-    assert all(shard.memory.total <= 1400 * mib for shard in (first, last))
+    assert first.memory.weights == int((200 + 50 * first.end_layer) * MIB)
+    assert first.memory.workspace == int(150 * MIB)
+    assert last.memory.weights == int((350 + 50 * (28 - first.end_layer)) * MIB)
+    assert last.memory.workspace == int(350 * MIB)
+    assert all(shard.memory.total <= 1400 * MIB for shard in (first, last))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(1400.0, 2000.0),
+    st.integers(1, 4096),
+    st.integers(1, 8),
+)
+def test_a_cut_target_is_loaded_with_the_kv_cache_that_its_devices_have_room_for(
+    device_mib: float, configured_mib: int, requests: int
+) -> None:
+    configured = int(configured_mib * MIB)
+    plan = plan_halves(
+        device_mib, Workload(ModelFacts("target", 28), (), requests, 512, 256, kv_cache_bytes=configured)
+    )
+    (replica,) = plan.replicas
+    needed = 1000.0 * 768 * replica.prediction.sequences
+    assert min(configured, needed) <= replica.kv_cache_bytes <= configured
+
+    def sum_bytes(kv_cache_bytes: float) -> list[float]:
+        shares = [(shard.end_layer - shard.first_layer) / 28 for shard in replica.shards]
+        return [
+            shard.memory.total - shard.memory.kv_cache + share * kv_cache_bytes
+            for shard, share in zip(replica.shards, shares, strict=True)
+        ]
+
+    assert sum_bytes(replica.kv_cache_bytes) == pytest.approx([shard.memory.total for shard in replica.shards], abs=2)
+    assert max(sum_bytes(min(replica.kv_cache_bytes, needed))) <= device_mib * MIB + 2
+    if replica.kv_cache_bytes > needed:
+        assert max(sum_bytes(replica.kv_cache_bytes)) <= device_mib * MIB + 2
+    if max(sum_bytes(configured)) <= device_mib * MIB - 2:
+        assert replica.kv_cache_bytes == configured, "all of it has room"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -249,11 +248,17 @@ def _predict_layers(
     adapter = check_whole_runtime(ready.adapter)
     spec = check_model(ready.file, adapter.name) if ready.file is not None else None
     if spec is not None and layers >= _LEAST_LAYERS:
-        predict = partial(
-            predict_memory, options, adapter, spec, ready.prepared, logits_rows=logits_rows, process_bytes=process
-        )
+        ranges = (spec.all_layers, LayerRange(1, 2), LayerRange(1, 3), LayerRange(0, 1), LayerRange(layers - 1, layers))
         plans = [
-            predict(layers=LayerRange(*part)) for part in ((0, layers), (1, 2), (1, 3), (0, 1), (layers - 1, layers))
+            predict_memory(
+                # Each has its share of the KV cache, as in shards: attention's buffers are as long as what it holds.
+                replace(options, kv_cache_bytes=options.kv_cache_bytes * (part.end - part.first) // layers),
+                *(adapter, spec, ready.prepared),
+                logits_rows=logits_rows,
+                layers=part,
+                process_bytes=process,
+            )
+            for part in ranges
         ]
         known = [plan for plan in plans if plan is not None]
         if len(known) == len(plans):
@@ -261,8 +266,8 @@ def _predict_layers(
     size = sum(path.stat().st_size for path in ready.prepared.iterdir() if path.is_file())
     ends = dict.fromkeys(ENDS, 0)
     if spec is not None:
-        ranges = {"first": LayerRange(0, 1), "last": LayerRange(layers - 1, layers), "both": spec.all_layers}
-        for end, part in ranges.items():
+        parts = {"first": LayerRange(0, 1), "last": LayerRange(layers - 1, layers), "both": spec.all_layers}
+        for end, part in parts.items():
             beside = spec.count_elements(part) - spec.count_layer_elements(part)
             ends[end] = size * beside // spec.matrix_elements
     return LayerMemory((size - ends["both"]) // layers, ends, process, 0, process + size + least_kv)

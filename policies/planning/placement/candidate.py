@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from math import ceil
 
 from device_profiles.link import LinkProfile
 from device_profiles.units import MS_PER_S
@@ -74,11 +75,13 @@ class PlacedShard:
         """What its forwards take."""
         return ModelPart(self.option, self.layers / self.model_layers, self.device.utilisation)
 
-    def measure_memory(self, load: Workload, sequences: int) -> Memory:
-        """Return the bytes that it takes with the KV cache of so many sequences."""
+    def measure_memory(self, load: Workload, sequences: int, kv_cache_bytes: int = 0) -> Memory:
+        """Return the bytes that it takes with its share of a KV cache of all layers, or with that of so many sequences
+        where none is given."""
         option = self.option
         weights = option.ends.sum_weights(first=self.has_first, last=self.has_last) + self.layers * option.layer_bytes
-        kv_cache = kv_bytes(option, load, self.layers / self.model_layers) * sequences
+        share = self.layers / self.model_layers
+        kv_cache = share * kv_cache_bytes if kv_cache_bytes else kv_bytes(option, load, share) * sequences
         workspace = workers.sum_workspace_bytes(option, last=self.has_last)
         return Memory(int(option.fixed_bytes), int(weights), int(kv_cache), int(workspace))
 
@@ -250,6 +253,29 @@ def sum_used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:
     return used
 
 
+def choose_kv_cache_bytes(candidate: Candidate, load: Workload, limits: Constraints) -> int:
+    """Return the KV cache of all layers that a target in shards is loaded with: what is configured, halved until each
+    device has room for its share. It is no less than what the sequences take. 0: a whole target chooses when it is
+    loaded."""
+    if len(candidate.target) == 1 or not load.kv_cache_bytes:
+        return 0
+    needed = ceil(max(kv_bytes(placed.option, load) for placed in candidate.target) * candidate.sequences)
+    used = sum_used_bytes(candidate, load)
+
+    def has_room(size: int) -> bool:
+        return all(
+            used[placed.device.id]
+            + placed.layers / placed.model_layers * (size - kv_bytes(placed.option, load) * candidate.sequences)
+            <= workers.room_bytes(placed.device, limits)
+            for placed in candidate.target
+        )
+
+    size = load.kv_cache_bytes
+    while size > needed and not has_room(size):
+        size //= 2
+    return min(load.kv_cache_bytes, max(size, needed))
+
+
 def find_fit_problem(candidate: Candidate, cores: Mapping[str, float], load: Workload, limits: Constraints) -> str:
     """Return why memory or cores do not allow it, "" where they do."""
     room = {placed.device.id: workers.room_bytes(placed.device, limits) for placed in candidate.placed}
@@ -267,12 +293,15 @@ def find_fit_problem(candidate: Candidate, cores: Mapping[str, float], load: Wor
 
 
 def replica(
-    best: ScoredCandidate, taken_cores: dict[str, int], hosts: Mapping[str, Host], load: Workload
+    best: ScoredCandidate, taken_cores: dict[str, int], hosts: Mapping[str, Host], wanted: PlanGoal
 ) -> ReplicaPlacement:
     """Return it as a part of a plan; the cores that it takes are added to `taken_cores`."""
-    candidate, prediction = best.candidate, best.prediction
+    candidate, prediction, load = best.candidate, best.prediction, wanted.workload
     first = dict(taken_cores)
-    shards = tuple(_shard(placed, candidate, prediction, hosts, taken_cores, load) for placed in candidate.target)
+    kv_cache_bytes = choose_kv_cache_bytes(candidate, load, wanted.constraints)
+    shards = tuple(
+        _shard(placed, candidate, prediction, hosts, taken_cores, load, kv_cache_bytes) for placed in candidate.target
+    )
     draft = None
     if candidate.drafter is not None and prediction.depth:
         shard = None
@@ -282,7 +311,7 @@ def replica(
         own = candidate.where > Where.IN_TARGET
         draft = DraftPlacement(candidate.drafter.name, shard, "own" if own else "target", own)
     load_s = max(placed.option.load_s for placed in candidate.target)
-    return ReplicaPlacement(shards, draft, prediction.depth, prediction, best.score, load_s)
+    return ReplicaPlacement(shards, draft, prediction.depth, prediction, best.score, load_s, kv_cache_bytes)
 
 
 def _shard(
@@ -292,6 +321,7 @@ def _shard(
     hosts: Mapping[str, Host],
     taken: dict[str, int],
     load: Workload,
+    kv_cache_bytes: int = 0,
 ) -> Shard:
     drafting = placed is candidate.draft
     sequences = -(-candidate.sequences // (1 if drafting else prediction.micro_batches))
@@ -309,7 +339,7 @@ def _shard(
         threads=placed.option.threads,
         first_layer=placed.first,
         end_layer=placed.end,
-        memory=placed.measure_memory(load, candidate.sequences),
+        memory=placed.measure_memory(load, candidate.sequences, kv_cache_bytes),
         stage_ms=stage_ms,
         cores=tuple(range(first, first + threads)),
         source=placed.option.source,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from device_profiles.units import human_bytes
 from policies.planning.merit import describe_merit
 from policies.planning.placement import workers
-from policies.planning.placement.candidate import PlacedShard, ScoredCandidate
+from policies.planning.placement.candidate import PlacedShard, ScoredCandidate, choose_kv_cache_bytes
 from policies.planning.placement.cutting import FEW
 from policies.planning.placement.search import SearchSpace
 from policies.planning.shard_cost import context_tokens, kv_bytes
@@ -22,6 +22,10 @@ def explain_cut(
     yield from _describe_nearest(ground)
     for placed in cut.candidate.target:
         yield _describe_share(placed, cut, ground)
+    load = ground.wanted.workload
+    loaded = choose_kv_cache_bytes(cut.candidate, load, ground.wanted.constraints)
+    if loaded < load.kv_cache_bytes:
+        yield f"a KV cache of {human_bytes(loaded)} has room, and {human_bytes(load.kv_cache_bytes)} are configured"
     count, devices = len(cut.candidate.target), ground.left.target_devices
     if ground.wanted.constraints.shards or len(devices) > FEW:
         return

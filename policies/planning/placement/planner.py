@@ -46,7 +46,7 @@ def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
         raise no_plan(looked, left, wanted)
     chosen = [with_own_score(scored, wanted) for scored in pool.list_members()]
     taken_cores: dict[str, int] = {}
-    placed = [replica(scored, taken_cores, left.hosts, wanted.workload) for scored in chosen]
+    placed = [replica(scored, taken_cores, left.hosts, wanted) for scored in chosen]
     replicas = share_expenses(placed, chosen, left.hosts)
     instead, why_none = standby(chosen, looked, left, links, wanted)
     part = max(1, chosen[0].prediction.requests or 0)

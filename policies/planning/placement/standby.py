@@ -133,7 +133,7 @@ def _spare(
 
 
 def _describe_standby(picked: _Picked, drafts: set[str], left: Usable, wanted: PlanGoal) -> Standby:
-    part = replica(picked.instead, {}, left.hosts, wanted.workload)
+    part = replica(picked.instead, {}, left.hosts, wanted)
     shard = next(shard for shard in part.shards if shard.device == picked.place.device.id)
     whole = len(part.shards) == 1
     covers = "the target" if whole else "any one shard"

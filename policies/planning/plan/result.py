@@ -124,7 +124,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlacement:
-    """One target with its drafts. `depth`: what it starts with, 0 does not speculate."""
+    """One target with its drafts. `depth`: what it starts with, 0 does not speculate. `kv_cache_bytes`: what a target
+    in shards is loaded with, of all layers; 0: as configured."""
 
     shards: tuple[Shard, ...]
     draft: DraftPlacement | None
@@ -132,6 +133,7 @@ class ReplicaPlacement:
     prediction: Prediction
     score: Score
     load_s: float
+    kv_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ class DrafterFacts:
 @dataclass(frozen=True, slots=True)
 class Workload:
     """The load to plan for: so many requests at once, each of so many prompt (at least one) and output tokens.
-    `max_running`: sequences that a replica decodes at once, None where memory alone bounds them."""
+    `max_running`: sequences that a replica decodes at once, None where memory alone bounds them. `kv_cache_bytes`: what
+    a target is loaded with, of all layers, where there is room for it (0: not known)."""
 
     target: ModelFacts
     drafters: tuple[DrafterFacts, ...] = ()
@@ -70,6 +71,7 @@ class Workload:
     exactness: Exactness = Exactness.BIT
     depth_bound: int = 12
     max_running: int | None = None
+    kv_cache_bytes: int = 0
 
     def bound_running(self, requests: int) -> int:
         """Return how many of so many requests run at once on a replica that has room for all."""
