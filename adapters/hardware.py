@@ -21,7 +21,7 @@ from adapters.nvml import query_nvidia
 from device_profiles.device_names import CPU_KIND, CUDA_KIND, find_index, split_device
 from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
-from device_profiles.units import MIB
+from device_profiles.units import KIB, MIB
 
 _ISA = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -90,6 +90,15 @@ def cores() -> int:
     allowed = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else 0
     physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     return min(physical, allowed) if allowed else physical
+
+
+def read_cache_bytes() -> int:
+    """Return the size of the processor's largest cache, 0 where it does not tell."""
+    sizes = [0]
+    for path in _CORES.glob("cpu[0-9]*/cache/index*/size"):
+        with suppress(OSError, ValueError):
+            sizes.append(int(path.read_text(encoding="ascii").strip().removesuffix("K")) * KIB)
+    return max(sizes)
 
 
 def count_logical_cores() -> int:

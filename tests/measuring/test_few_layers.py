@@ -51,12 +51,14 @@ def test_whatever_disturbs_more_layers_take_no_less(
     assert some >= max(0.0, first + middle_ms + last - 3 * start) * (1 - 1e-9)
 
 
-@given(layers=st.integers(4, 200), held=st.integers(4, 300))
-def test_ranges_are_apart_and_no_more_than_there_is_room_for(layers: int, held: int) -> None:
-    first, middle, last = choose_ranges(layers, held)
+@given(layers=st.integers(4, 200), held=st.integers(4, 300), uncached=st.integers(0, 300))
+def test_ranges_are_apart_and_no_more_than_there_is_room_for(layers: int, held: int, uncached: int) -> None:
+    first, middle, last = choose_ranges(layers, held, uncached)
     assert (first.first, last.end) == (0, layers)
     assert first.end <= middle.first < middle.end <= last.first
-    assert 4 <= sum(part.end - part.first for part in (first, middle, last)) <= min(held, layers, 8)
+    count = sum(part.end - part.first for part in (first, middle, last))
+    assert 4 <= count <= min(held, layers, max(8, uncached + 2))
+    assert count == min(held, layers) or middle.end - middle.first >= uncached, "they do not stay in a cache"
 
 
 def write_config(directory: Path, layers: int, more: str = "") -> Path:

@@ -11,8 +11,10 @@ one, B ms in `m` middle layers, C ms in the last, and D ms outside of all three:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 
@@ -29,13 +31,14 @@ from adapters.contract import (
     Segment,
     ShardingAdapter,
 )
+from adapters.hardware import read_cache_bytes
 from adapters.model_source import check_model
 from device_profiles.curve_fit import StepSample
 from device_profiles.device_names import is_processor
 from device_profiles.measured import ENDS
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
-from device_profiles.units import human_bytes
+from device_profiles.units import MS_PER_S, human_bytes
 from orchestrator.machine.devices import class_mark_of, effective_device, find_device, join_marks, threads_on
 from orchestrator.protocol.load_options import ModelOptions
 from orchestrator.worker.loading.memory import predict_memory
@@ -46,8 +49,16 @@ from orchestrator.worker.measuring.steps import Steps, fit_forwards
 from policies.models.kv_shares import SHARES
 
 # In the middle: two at least tell a layer from what a range takes beside it; six do so on a busy machine (ADR 0120).
-_LEAST_MIDDLE, _MOST_MIDDLE = 2, 6
+_LEAST_MIDDLE, _ENOUGH_MIDDLE = 2, 6
+# Times the processor's largest cache: layers in the middle that are larger do not stay there (ADR 0137).
+_TIMES_CACHE = 1.25
 _LEAST_LAYERS = _LEAST_MIDDLE + 2  # with the first and the last one
+
+_LONGEST_PAUSE_S = 0.02
+"""Of 20 ms and of 60 a forward behind them notices the same (ADR 0137)."""
+_TOKENIZER_BYTES = 1100
+"""Of each token of a vocabulary: the target's own process reads its tokenizer for grammars. Measured: 1,240 of 49,152
+tokens and 1,110 of 151,936 (ADR 0137)."""
 
 _Shape = tuple[tuple[int, ...], tuple[int, ...]]
 """Of a forward: each sequence's rows, and the positions that it held before."""
@@ -56,22 +67,25 @@ _Shape = tuple[tuple[int, ...], tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
     """In bytes: what each `layer` takes, a process with nothing of the model (`fixed`), and the largest forward without
-    logits (`workspace`). `ends`: of each of device_profiles.measured.ENDS. `whole`: what all of it would take at least,
-    with the smallest KV cache that it is loaded with."""
+    logits (`workspace`). Of `fixed`, `start` is what a range of layers takes beside them. `ends`: of each of
+    device_profiles.measured.ENDS. `whole`: what all of it would take at least, with the smallest KV cache that it is
+    loaded with."""
 
     layer: int
     ends: dict[str, int]
     fixed: int
     workspace: int
     whole: int
+    start: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
         return {"layer": self.layer, "fixed": self.fixed, **self.ends}
 
     def count_layers(self, room_bytes: int) -> int:
-        """Return how many layers one process has room for beside both ends, each loaded by itself."""
-        beside = self.fixed + self.workspace + sum(self.ends[end] for end in ("first", "last", "logits"))
+        """Return how many layers one process has room for in three ranges, with both ends."""
+        beside = self.fixed + 2 * self.start + self.workspace
+        beside += sum(self.ends[end] for end in ("first", "last", "logits"))
         return (room_bytes - beside) // max(1, self.layer)
 
 
@@ -129,12 +143,17 @@ def find_few_layers(
     held = memory.count_layers(room_bytes)
     if held < _LEAST_LAYERS:
         raise ModelRefused(f"{needed}; {_LEAST_LAYERS} of its {layers} layers have no room either")
-    return FewLayers(ready, options, layers, choose_ranges(layers, held), memory)
+    uncached = 0
+    if is_processor(options.device):
+        prepared_bytes = sum(path.stat().st_size for path in ready.prepared.iterdir() if path.is_file())
+        uncached = ceil(_TIMES_CACHE * read_cache_bytes() * layers / max(1, prepared_bytes))
+    return FewLayers(ready, options, layers, choose_ranges(layers, held, uncached), memory)
 
 
-def choose_ranges(layers: int, held: int) -> tuple[LayerRange, ...]:
-    """Return the first layer, some in the middle, and the last of so many; together no more than `held`."""
-    count = max(_LEAST_MIDDLE, min(_MOST_MIDDLE, held - 2, layers - 2))
+def choose_ranges(layers: int, held: int, uncached: int = 0) -> tuple[LayerRange, ...]:
+    """Return the first layer, some in the middle, and the last of so many; together no more than `held`. The processor
+    does not keep `uncached` layers from one forward to the next."""
+    count = max(_LEAST_MIDDLE, min(max(_ENOUGH_MIDDLE, uncached), held - 2, layers - 2))
     first = (layers - count) // 2
     return LayerRange(0, 1), LayerRange(first, first + count), LayerRange(layers - 1, layers)
 
@@ -165,14 +184,19 @@ class StageTimes:
 
     def __init__(self) -> None:
         self._taken: dict[_Shape, list[tuple[float, ...]]] = {}
+        self._pause_share = 0.0
 
     def note(self, batch: Sequence[Segment], stage_ms: Sequence[float], all_ms: float) -> None:
         """See adapters.pipeline.OnForward."""
         shape = tuple(len(segment.tokens) for segment in batch), tuple(segment.start for segment in batch)
         self._taken.setdefault(shape, []).append((*stage_ms, max(0.0, all_ms - sum(stage_ms))))
+        time.sleep(min(_LONGEST_PAUSE_S, self._pause_share * all_ms / MS_PER_S))
 
-    def clear(self) -> None:
+    def begin(self, pause_share: float) -> None:
+        """Forget what was tried. From now on a pause of so many times its own time is behind each forward, as a shard
+        waits for the others: its threads sleep, and what it read leaves the caches."""
         self._taken.clear()
+        self._pause_share = pause_share
 
     def match(self, samples: Sequence[StepSample]) -> list[tuple[StepSample, RangeTimes]]:
         """Return each sample with what such a forward took: lower quartiles, as what disturbs only slows."""
@@ -207,7 +231,7 @@ def load_few_layers(
         isolated=False,
     )
     loaded = load_in_class(question, progress)
-    times.clear()  # of what was tried
+    times.begin((few.layers - few.count) / few.count)
     return loaded
 
 
@@ -262,7 +286,7 @@ def _predict_layers(
         ]
         known = [plan for plan in plans if plan is not None]
         if len(known) == len(plans):
-            return _compare_plans(known, layers, least_kv)
+            return _compare_plans(known, layers, least_kv, _TOKENIZER_BYTES * spec.vocabulary_size)
     size = sum(path.stat().st_size for path in ready.prepared.iterdir() if path.is_file())
     ends = dict.fromkeys(ENDS, 0)
     if spec is not None:
@@ -273,17 +297,17 @@ def _predict_layers(
     return LayerMemory((size - ends["both"]) // layers, ends, process, 0, process + size + least_kv)
 
 
-def _compare_plans(plans: Sequence[MemoryPlan], layers: int, least_kv: int) -> LayerMemory:
+def _compare_plans(plans: Sequence[MemoryPlan], layers: int, least_kv: int, tokenizer: int) -> LayerMemory:
     """Return what differs between the plans of all `layers`, of one and of two in the middle, of the first and the last
-    one."""
+    one. The first shard is in the target's own process, beside its `tokenizer`."""
     whole, single, double, first, last = plans
     layer = double.weights - single.weights
     none = single.weights - layer
     ends = {
-        "first": first.weights - single.weights,
+        "first": first.weights - single.weights + tokenizer,
         "last": last.weights - single.weights,
-        "both": whole.weights - none - layers * layer,
+        "both": whole.weights - none - layers * layer + tokenizer,
         "logits": last.workspace - single.workspace,
     }
-    least = whole.total - whole.kv_cache + least_kv
-    return LayerMemory(layer, ends, single.process + none, single.workspace, least)
+    least = whole.total - whole.kv_cache + least_kv + tokenizer
+    return LayerMemory(layer, ends, single.process + none, single.workspace, least, none)
