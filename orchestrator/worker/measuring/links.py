@@ -32,8 +32,11 @@ from orchestrator.worker.drafting import protocol as wire
 from orchestrator.worker.drafting.port import Ask
 from orchestrator.worker.measuring.engine import MeasuringEngine
 
-# The median counts, at 0.03 to 1 ms each (ADR 0077). Not tuned.
-_ROUND_TRIPS = 200
+# The median counts. Not tuned.
+_ROUND_TRIPS = 100
+# Before each, as a message comes once in a round: both sides sleep by then, and to wake up takes most of the time
+# between two processes of a host (ADR 0137).
+_APART_S = 0.01
 _WARM_UP = 20  # not counted: the first find cold code and buffers
 _LARGE_BYTES = 8 * MIB  # for the rate: far above what buffers of a socket hold
 _LARGE_TURNS = 5  # the median counts. Not tuned.
@@ -95,13 +98,20 @@ def measure_link(endpoint: LinkEndpoint, left: str, right: str) -> Iterator[Link
     try:
         link.send(wire.Hello(wire.VERSION, host_id(), ""))
         link.welcome(GREETING_S)
-        trips = [_turn_ms(link, number, "") for number in range(_ROUND_TRIPS + _WARM_UP)][_WARM_UP:]
-        rtt_ms = statistics.median(trips)
+        for number in range(_WARM_UP):
+            _turn_ms(link, number, "")
+        rtt_ms = statistics.median(_rare_turn_ms(link, number) for number in range(_ROUND_TRIPS))
         text = "x" * _LARGE_BYTES
         large = statistics.median(_turn_ms(link, number, text) for number in range(_LARGE_TURNS))
         yield LinkProfile(left, right, rtt_ms, _LARGE_BYTES / max(large - rtt_ms, 1e-3) * MS_PER_S)
     finally:
         link.close()
+
+
+def _rare_turn_ms(link: wire.Link, number: int) -> float:
+    """Return what a round trip takes that nothing went before for a while."""
+    time.sleep(_APART_S)
+    return _turn_ms(link, number, "")
 
 
 def _turn_ms(link: wire.Link, number: int, text: str) -> float:
