@@ -67,25 +67,25 @@ _Shape = tuple[tuple[int, ...], tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
     """In bytes: what each `layer` takes, a process with nothing of the model (`fixed`), and the largest forward without
-    logits (`workspace`). Of `fixed`, `start` is what a range of layers takes beside them. `ends`: of each of
-    device_profiles.measured.ENDS. `whole`: what all of it would take at least, with the smallest KV cache that it is
-    loaded with."""
+    logits (`workspace`). `ends`: of each of device_profiles.measured.ENDS, beside the first the target's `tokenizer`.
+    `whole`: what all of it would take at least, with the smallest KV cache that it is loaded with."""
 
     layer: int
     ends: dict[str, int]
     fixed: int
     workspace: int
     whole: int
-    start: int = 0
+    tokenizer: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
         return {"layer": self.layer, "fixed": self.fixed, **self.ends}
 
     def count_layers(self, room_bytes: int) -> int:
-        """Return how many layers one process has room for in three ranges, with both ends."""
-        beside = self.fixed + 2 * self.start + self.workspace
-        beside += sum(self.ends[end] for end in ("first", "last", "logits"))
+        """Return how many layers one process has room for beside both ends, each loaded by itself without a
+        tokenizer."""
+        ends = sum(self.ends[end] for end in ("first", "last", "logits")) - self.tokenizer
+        beside = self.fixed + self.workspace + ends
         return (room_bytes - beside) // max(1, self.layer)
 
 
@@ -310,4 +310,4 @@ def _compare_plans(plans: Sequence[MemoryPlan], layers: int, least_kv: int, toke
         "logits": last.workspace - single.workspace,
     }
     least = whole.total - whole.kv_cache + least_kv + tokenizer
-    return LayerMemory(layer, ends, single.process + none, single.workspace, least, none)
+    return LayerMemory(layer, ends, single.process + none, single.workspace, least, tokenizer)
