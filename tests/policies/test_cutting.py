@@ -26,6 +26,7 @@ from policies.planning.plan import (
     PlanGoal,
     Role,
     Workload,
+    diff,
 )
 from tests.support.made_clusters import build_goal, fleet, small
 
@@ -180,3 +181,5 @@ def test_a_cut_target_is_loaded_with_the_kv_cache_that_its_devices_have_room_for
         assert max(sum_bytes(replica.kv_cache_bytes)) <= device_mib * MIB + 2
     if max(sum_bytes(configured)) <= device_mib * MIB - 2:
         assert replica.kv_cache_bytes == configured, "all of it has room"
+    other = replace(plan, replicas=(replace(replica, kv_cache_bytes=replica.kv_cache_bytes + int(MIB)),))
+    assert [(change.part, change.restart) for change in diff(plan, other).changes] == [("replica 0 KV cache", True)]

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from device_profiles.units import human_bytes
 from policies.planning.plan.result import Plan, ReplicaPlacement, Shard
 
 
@@ -82,6 +83,8 @@ def _replica(replica: ReplicaPlacement) -> dict[str, str]:
         where = f" on {_shard(replica.draft.shard)}" if replica.draft.shard is not None else ""
         how = ", beside the target" if replica.draft.overlap else ""
         parts["draft"] = f"{replica.draft.drafter}{where}{how}"
+    if replica.kv_cache_bytes:
+        parts["KV cache"] = human_bytes(replica.kv_cache_bytes)
     return parts
 
 
