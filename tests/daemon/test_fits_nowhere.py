@@ -46,7 +46,7 @@ def test_a_model_that_fits_on_neither_host_is_cut_over_both_and_says_what_the_wh
             f"  - {{name: {name}, address: {host.address}, devices: [{{device: CPU, memory: {STATED_MIB} MiB}}]}}\n"
             for name, host in zip(("near", "far"), hosts.hosts, strict=True)
         ]
-        more = f"cluster: {{address: '{hosts.address}'}}\nhosts:\n{''.join(stated)}"
+        more = f"cluster: {{address: '{hosts.address}'}}\nhosts:\n{''.join(stated)}placement: {{drift_tolerance: 9}}\n"
         config = write_small(tmp_path / "cut", shared_store, default_model_path, "auto", more)
         hosts.run_on(0, lambda: serve_over_hosts(config, hosts, whole, bits))
 

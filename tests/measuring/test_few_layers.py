@@ -98,13 +98,13 @@ def find_models(events: list[Any]) -> list[MeasuredModel]:
 def test_few_layers_cost_what_all_cost_and_are_never_taken_for_them(tmp_path, monkeypatch) -> None:
     work, store = find_work(tmp_path, 12, monkeypatch)
     assert work.job.may_cut
-    few = find_models(measure(work, store, room_bytes=MIB))[0]
-    assert (few.few_layers, few.layers, few.planned_bytes > MIB) == (8, 12, True)
+    few = find_models(measure(work, store, room_bytes=3 * MIB))[0]
+    assert (few.few_layers, few.layers, few.planned_bytes > 3 * MIB) == (8, 12, True)
     assert few.cost.ms(4) == pytest.approx(0.5 + 4 * 0.02, rel=0.02), "by what the device itself says that it took"
     (kind,) = load_measured_hardware(store)
     (option,) = kind.options(PlannedModel("simulated-toy", TOY, digest=work.digest), [], Exactness.BIT, 0)
     assert (option.source, option.runs_whole) == ("few layers", False)
-    short = replace(work, job=msgspec.structs.replace(work.job, room_bytes=MIB))
+    short = replace(work, job=msgspec.structs.replace(work.job, room_bytes=3 * MIB))
     assert short.is_known(store), "where there is no room for all, nothing is missing"
     assert work.find_model_profile(store) is None, "where there is, the whole is still to be measured"
     store.save(replace(few, formats=few.formats.removesuffix(" few_layers"), few_layers=0, layer_parts={}))

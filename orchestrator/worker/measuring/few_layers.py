@@ -67,8 +67,9 @@ _Shape = tuple[tuple[int, ...], tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
     """In bytes: what each `layer` takes, a process with nothing of the model (`fixed`), and the largest forward without
-    logits (`workspace`). `ends`: of each of device_profiles.measured.ENDS, beside the first the target's `tokenizer`.
-    `whole`: what all of it would take at least, with the smallest KV cache that it is loaded with."""
+    logits (`workspace`). Of `fixed`, `start` is what a range of layers takes beside them. `ends`: of each of
+    device_profiles.measured.ENDS, beside the first the target's `tokenizer`. `whole`: what all of it would take at
+    least, with the smallest KV cache that it is loaded with."""
 
     layer: int
     ends: dict[str, int]
@@ -76,17 +77,18 @@ class LayerMemory:
     workspace: int
     whole: int
     tokenizer: int = 0
+    start: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
         return {"layer": self.layer, "fixed": self.fixed, **self.ends}
 
-    def count_layers(self, room_bytes: int) -> int:
-        """Return how many layers one process has room for beside both ends, each loaded by itself without a
-        tokenizer."""
+    def count_layers(self, room_bytes: int, kv_bytes: int = 0, ranges: int = 1) -> int:
+        """Return how many layers one process has room for beside both ends, without a tokenizer: each with so much KV
+        cache, in so many ranges."""
         ends = sum(self.ends[end] for end in ("first", "last", "logits")) - self.tokenizer
-        beside = self.fixed + self.workspace + ends
-        return (room_bytes - beside) // max(1, self.layer)
+        beside = self.fixed + (ranges - 1) * self.start + self.workspace + ends
+        return (room_bytes - beside) // max(1, self.layer + kv_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +142,14 @@ def find_few_layers(
         raise ModelRefused(f"{needed}; {adapter.name} runs whole models only")
     if layers < _LEAST_LAYERS:
         raise ModelRefused(f"{needed}; it has {layers} layers, too few to measure some of them")
-    held = memory.count_layers(room_bytes)
-    if held < _LEAST_LAYERS:
+    if memory.count_layers(room_bytes) < _LEAST_LAYERS:
         raise ModelRefused(f"{needed}; {_LEAST_LAYERS} of its {layers} layers have no room either")
     uncached = 0
     if is_processor(options.device):
         prepared_bytes = sum(path.stat().st_size for path in ready.prepared.iterdir() if path.is_file())
         uncached = ceil(_TIMES_CACHE * read_cache_bytes() * layers / max(1, prepared_bytes))
+    options = replace(options, kv_cache_bytes=options.kv_cache_bytes // SHARES[-1])  # it holds short texts alone
+    held = memory.count_layers(room_bytes, options.kv_cache_bytes // layers, ranges=3)
     return FewLayers(ready, options, layers, choose_ranges(layers, held, uncached), memory)
 
 
@@ -310,4 +313,4 @@ def _compare_plans(plans: Sequence[MemoryPlan], layers: int, least_kv: int, toke
         "logits": last.workspace - single.workspace,
     }
     least = whole.total - whole.kv_cache + least_kv + tokenizer
-    return LayerMemory(layer, ends, single.process + none, single.workspace, least, tokenizer)
+    return LayerMemory(layer, ends, single.process + none, single.workspace, least, tokenizer, none)
