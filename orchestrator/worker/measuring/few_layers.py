@@ -68,15 +68,15 @@ _Shape = tuple[tuple[int, ...], tuple[int, ...]]
 class LayerMemory:
     """In bytes: what each `layer` takes, a process with nothing of the model (`fixed`), and the largest forward without
     logits (`workspace`). Of `fixed`, `start` is what a range of layers takes beside them. `ends`: of each of
-    device_profiles.measured.ENDS, beside the first the target's `tokenizer`. `whole`: what all of it would take at
-    least, with the smallest KV cache that it is loaded with."""
+    device_profiles.measured.ENDS; beside the first what the `target`'s own process holds. `whole`: what all of it would
+    take at least, with the smallest KV cache that it is loaded with."""
 
     layer: int
     ends: dict[str, int]
     fixed: int
     workspace: int
     whole: int
-    tokenizer: int = 0
+    target: int = 0
     start: int = 0
 
     @property
@@ -84,9 +84,9 @@ class LayerMemory:
         return {"layer": self.layer, "fixed": self.fixed, **self.ends}
 
     def count_layers(self, room_bytes: int, kv_bytes: int = 0, ranges: int = 1) -> int:
-        """Return how many layers one process has room for beside both ends, without a tokenizer: each with so much KV
-        cache, in so many ranges."""
-        ends = sum(self.ends[end] for end in ("first", "last", "logits")) - self.tokenizer
+        """Return how many layers one process has room for beside both ends, with nothing of the target's: each with so
+        much KV cache, in so many ranges."""
+        ends = sum(self.ends[end] for end in ("first", "last", "logits")) - self.target
         beside = self.fixed + (ranges - 1) * self.start + self.workspace + ends
         return (room_bytes - beside) // max(1, self.layer + kv_bytes)
 
@@ -289,7 +289,7 @@ def _predict_layers(
         ]
         known = [plan for plan in plans if plan is not None]
         if len(known) == len(plans):
-            return _compare_plans(known, layers, least_kv, _TOKENIZER_BYTES * spec.vocabulary_size)
+            return _compare_plans(known, layers, least_kv, _sum_target_bytes(spec.vocabulary_size, logits_rows))
     size = sum(path.stat().st_size for path in ready.prepared.iterdir() if path.is_file())
     ends = dict.fromkeys(ENDS, 0)
     if spec is not None:
@@ -300,17 +300,23 @@ def _predict_layers(
     return LayerMemory((size - ends["both"]) // layers, ends, process, 0, process + size + least_kv)
 
 
-def _compare_plans(plans: Sequence[MemoryPlan], layers: int, least_kv: int, tokenizer: int) -> LayerMemory:
+def _sum_target_bytes(vocabulary: int, logits_rows: int) -> int:
+    """Return what a target's own process holds beside layers: its tokenizer, and the largest forward's logits in 32
+    bits, which come from the last shard."""
+    return vocabulary * (_TOKENIZER_BYTES + 4 * logits_rows)
+
+
+def _compare_plans(plans: Sequence[MemoryPlan], layers: int, least_kv: int, target: int) -> LayerMemory:
     """Return what differs between the plans of all `layers`, of one and of two in the middle, of the first and the last
-    one. The first shard is in the target's own process, beside its `tokenizer`."""
+    one. The first shard is in the target's own process, which holds `target` bytes besides."""
     whole, single, double, first, last = plans
     layer = double.weights - single.weights
     none = single.weights - layer
     ends = {
-        "first": first.weights - single.weights + tokenizer,
+        "first": first.weights - single.weights + target,
         "last": last.weights - single.weights,
-        "both": whole.weights - none - layers * layer + tokenizer,
+        "both": whole.weights - none - layers * layer + target,
         "logits": last.workspace - single.workspace,
     }
-    least = whole.total - whole.kv_cache + least_kv + tokenizer
-    return LayerMemory(layer, ends, single.process + none, single.workspace, least, tokenizer, none)
+    least = whole.total - whole.kv_cache + least_kv + target
+    return LayerMemory(layer, ends, single.process + none, single.workspace, least, target, none)
