@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 OutputForm = Literal["hermes", "llama3_json", "llama_pythonic", "mistral", "qwen3_coder", "glm", "deepseek", "harmony"]
@@ -41,6 +42,13 @@ def find_output_form(template: str) -> OutputForm | None:
 def mentions_tools(template: str) -> bool:
     """Whether a template looks at the tools of a request."""
     return _TOOLS.search(template) is not None
+
+
+def find_idle_keywords(template: str, keywords: Iterable[str]) -> list[str]:
+    """Return the keywords that a template, told of them by `translate_effort`, does not look at."""
+    switch = _SWITCH.search(template) or _OTHER_SWITCH.search(template)
+    known = {"reasoning_effort": switch, "enable_thinking": switch}
+    return [name for name in keywords if not known.get(name) and not re.search(rf"\b{re.escape(name)}\b", template)]
 
 
 def translate_effort(template: str, keywords: dict[str, object], *, harmony: bool) -> dict[str, object]:

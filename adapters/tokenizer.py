@@ -17,7 +17,7 @@ from adapters.chat_template import ChatTemplate, Message, TemplateError, guard_m
 from adapters.contract import ModelRefused, Unsupported
 from adapters.fill_tokens import FillTokens, find_fill_tokens
 from adapters.min_tokens import MinTokens, measure_min_tokens
-from adapters.output_form import mentions_tools
+from adapters.output_form import find_idle_keywords, mentions_tools
 from adapters.token_texts import ControlTokens, TokenTextDecoder, join_bytes, list_token_bytes
 from adapters.tokenizer_files import (
     FORMAT,
@@ -306,6 +306,10 @@ class Tokenizer:
         return self._template.takes_tools or (
             self.configured_form is not None and mentions_tools(self._template.source)
         )
+
+    def find_idle_keywords(self, keywords: Iterable[str]) -> list[str]:
+        """Return the keywords that the chat template does not look at."""
+        return find_idle_keywords(self._template.source if self._template is not None else "", keywords)
 
     def encode_chat(
         self,

@@ -241,3 +241,45 @@ async def test_what_asks_for_nothing_is_taken_where_nothing_is_generated(path):
     async with serving(app_over(answering("ok"))) as url, httpx.AsyncClient(base_url=url) as client:
         assert (await client.post(path, json=body | idle)).status_code == 200
         assert (await client.post(path, json=body | {"continue_final_message": True})).status_code == 400
+
+
+def name_warned(answer: httpx.Response) -> list[str]:
+    """The fields that an answer's warnings name."""
+    return [text.split("'")[1] for text in answer.json().get("warnings", [])]
+
+
+OF_ALL = {"service_tier": "flex", "safety_identifier": "b", "prompt_cache_key": "c", "cache_control": {"type": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        *((path, OF_ALL, list(OF_ALL)) for path in ROUTES),
+        *((path, {"store": False, "service_tier": "auto", "truncation": "auto"}, []) for path in ROUTES),
+        ("/v1/chat/completions", {"verbosity": "low", "store": True}, ["store", "verbosity"]),
+        ("/v1/chat/completions", {"reasoning_effort": "low"}, ["reasoning_effort"]),
+        ("/v1/responses", {"reasoning": {"effort": "low"}, "text": {"verbosity": "low"}},
+         ["reasoning.effort", "text.verbosity"]),
+        ("/v1/responses", {"include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}}, ["include"]),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}},
+         ["thinking.budget_tokens", "output_config.effort", "thinking"]),
+        ("/v1/messages", {"context_management": {"edits": []}, "speed": "fast"}, ["context_management", "speed"]),
+        ("/v1/messages", {"chat_template_kwargs": {"a": 1}}, ["chat_template_kwargs.a"]),
+    ],
+)  # fmt: skip
+async def test_what_is_taken_and_changes_nothing_is_named(path, fields, names):
+    answer, _ = await post(path, fields)
+    assert (answer.status_code, name_warned(answer)) == (200, names)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": True}}),
+        ("/v1/responses", {"reasoning": {"effort": "none"}}),
+        ("/v1/messages", {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}),
+    ],
+)
+async def test_what_the_template_looks_at_is_not_named(path, fields):
+    answer, _ = await post(path, fields, THINKS)
+    assert (answer.status_code, name_warned(answer)) == (200, [])

@@ -290,7 +290,10 @@ class ApiRoutes:
                 msgspec.structs.replace(submit, owner=owner, route=question.route, lora=lora, **made_for)
                 for submit in submits
             ]
-            return replace(question, warnings=written.warnings), submits, tokenizer
+            idle = translate.list_idle(question.body, tokenizer)
+            unused = [*question.unused, *(question.names.get(name, name) for name in idle)]
+            warnings = (*written.warnings, *translate.describe_unused(unused))
+            return replace(question, warnings=warnings), submits, tokenizer
 
         with self.bodies.hold() as share:
             raw = await read_body(request, share, self._settings.max_body_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from adapters.fill_tokens import FillTokens
@@ -58,6 +58,8 @@ class TokenizerPort(Protocol):
     def encode_fill(self, prefix: str | Sequence[int], suffix: str) -> list[int]: ...
 
     def find_breakers(self, text: str) -> tuple[Breaker, ...]: ...
+
+    def find_idle_keywords(self, keywords: Iterable[str]) -> list[str]: ...
 
     def encode_chat(
         self,

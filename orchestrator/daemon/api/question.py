@@ -114,7 +114,7 @@ TellSource = Callable[[int, str], AnswerSource]
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
     """What is known of an answer before its first token. `cursor` names the events, and knows which the client has;
-    without one they have no names. `warnings`: what of the request's schemas the answer is not held to."""
+    without one they have no names. `warnings`: see `Question`."""
 
     request_id: str
     created_s: int
@@ -194,8 +194,8 @@ class AnswerWriter(ABC):
 class Question:
     """A body as its route read it. `body` is what the decode loop is asked; `build_writer` returns what writes the
     answer. `names`: what the route calls parameters of a chat, for its errors. `resumable`: its events have names.
-    `clips`: a limit that the context has no room for is no error. `warnings`: what of the body's schemas the answer is
-    not held to."""
+    `clips`: a limit that the context has no room for is no error. `unused`: fields that were taken and change nothing.
+    `warnings`: of those, and of what of the body's schemas the answer is not held to."""
 
     body: CompletionRequest | ChatRequest
     route: str
@@ -204,6 +204,7 @@ class Question:
     names: Mapping[str, str] = field(default_factory=dict)
     resumable: bool = True
     clips: bool = False
+    unused: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

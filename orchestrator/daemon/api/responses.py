@@ -183,7 +183,7 @@ def _ask(
         options = body.stream_options or StreamOptions()
         return Envelope(kind, head, options, logprobs, each=body.n, predicted=predicted)
 
-    return Question(body, route, id_prefix, build_writer)
+    return Question(body, route, id_prefix, build_writer, unused=body.unused)
 
 
 def describe_prediction(stats: RequestStats) -> dict[str, int]:

@@ -302,6 +302,21 @@ def prompt_of(request: ChatRequest, tokenizer: TokenizerPort) -> list[int]:
     return chat_prompt(request.messages, tokenizer, request.offered, keywords=request.template_keywords)
 
 
+def list_idle(request: CompletionRequest | ChatRequest, tokenizer: TokenizerPort) -> list[str]:
+    """Return the fields of a request that this model's template, or no model at all, makes anything of."""
+    if not isinstance(request, ChatRequest):
+        return []
+    idle = set(tokenizer.find_idle_keywords(request.template_keywords))
+    effort = ["reasoning_effort"] if request.reasoning_effort is not None and "reasoning_effort" in idle else []
+    keywords = [f"chat_template_kwargs.{name}" for name in request.chat_template_kwargs if name in idle]
+    return [*effort, *keywords, *(["verbosity"] if request.verbosity is not None else [])]
+
+
+def describe_unused(fields: Sequence[str]) -> list[str]:
+    """Return a warning for each field that was taken and changes nothing."""
+    return [f"'{field}' is not used: it cannot change the answer of this model" for field in fields]
+
+
 def chat_prompt(
     messages: Sequence[Message],
     tokenizer: TokenizerPort,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.daemon.api.conversation import (
@@ -41,7 +41,9 @@ HARMLESS = frozenset({
     # llama.cpp's: slots, figures, and what says how strong a sampler is whose own switch is among IDLE
     "cache_prompt", "dynatemp_exponent", "id_slot", "mirostat_eta", "mirostat_tau", "timings_per_token",
 })  # fmt: skip
-"""They do not change the tokens: accepted in any value, and not used."""
+"""They do not change the tokens: accepted in any value, and not used, which `warnings` says."""
+_SAYS_NOTHING: tuple[Any, ...] = (False, "", "auto", [], {})
+"""Values of them that no warning needs to name: as the field's absence."""
 IDLE: dict[str, tuple[Any, ...]] = {
     # OpenAI's
     "background": (False,), "background_options": ({},), "best_of": (1,), "function_call": ("none", "auto"),
@@ -138,13 +140,25 @@ def keep_known(
             continue
         if key in fields:
             kept[key] = value
+        elif key in harmless:  # of this route, though elsewhere it may be in `idle`
+            continue
         elif key in idle:
             if not asks_for_nothing(value, idle[key]):
                 raise PydanticCustomError("not_supported", "{text}", {"field": key, "text": describe_refusal(key)})
-        elif key not in harmless:
+        else:
             text = _describe_unknown(key, fields, ways_out)
             raise PydanticCustomError("unknown_field", "{text}", {"field": key, "text": text})
     return kept
+
+
+def list_unused(data: Any, fields: Collection[str], harmless: Collection[str]) -> tuple[str, ...]:
+    """Return the fields of a body that are taken and not used, where they ask for something."""
+    if not isinstance(data, dict):
+        return ()
+    given = {key: value for key, value in data.items() if key in harmless and key not in fields}
+    return tuple(
+        key for key, value in given.items() if value is not None and not asks_for_nothing(value, _SAYS_NOTHING)
+    )
 
 
 def _describe_unknown(key: str, fields: Collection[str], ways_out: Mapping[str, str]) -> str:
@@ -269,11 +283,21 @@ class Sampled(Body):
             raise PydanticCustomError("invalid_combination", "'{field}' needs a temperature above 0", {"field": field})
         return self
 
-    @model_validator(mode="before")
+    _unused: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The fields that were taken and are not used: no answer of any model depends on them."""
+        return self._unused
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _check_known_fields(cls, data: Any) -> Any:
+    def _check_known_fields(cls, data: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
         """Drop harmless fields, fields left at "nothing", and nulls; refuse the rest by name."""
-        return keep_known(data, cls.model_fields, harmless=cls.harmless, idle=cls.not_supported, ways_out=cls.ways_out)
+        lists = (cls.harmless, cls.not_supported, cls.ways_out)
+        body = build(keep_known(data, cls.model_fields, harmless=lists[0], idle=lists[1], ways_out=lists[2]))
+        body._unused = list_unused(data, cls.model_fields, cls.harmless)
+        return body
 
 
 class Generation(Sampled):

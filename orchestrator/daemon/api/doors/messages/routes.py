@@ -65,7 +65,8 @@ def _read(raw: bytes) -> Question:
     def build_writer(head: AnswerHead) -> MessageWriter:
         return MessageWriter(head, chat)
 
-    return Question(chat, ANTHROPIC, "msg_", build_writer, name_parameters(body), resumable=False, clips=True)
+    shared = {"resumable": False, "clips": True, "unused": body.unused}
+    return Question(chat, ANTHROPIC, "msg_", build_writer, name_parameters(body), **shared)
 
 
 def _check_version(request: Request) -> None:

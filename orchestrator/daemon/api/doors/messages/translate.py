@@ -48,7 +48,13 @@ def build_chat(body: Conversation) -> ChatRequest:
 def name_parameters(body: Conversation) -> dict[str, str]:
     """Return what this route, and a body that has an older name, call parameters of a chat."""
     older = body.output_format is not None
-    return {"stop": "stop_sequences", "response_format": "output_format" if older else "output_config.format"}
+    thinks = {"chat_template_kwargs.enable_thinking": "thinking"} if "thinking" in body.model_fields_set else {}
+    return {
+        "stop": "stop_sequences",
+        "response_format": "output_format" if older else "output_config.format",
+        "reasoning_effort": "output_config.effort",
+        **thinks,
+    }
 
 
 def build_messages(body: Conversation) -> list[dict[str, Any]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.daemon.api.conversation import (
@@ -173,9 +173,10 @@ class OutputConfig(Said):
 
 class Thinking(Said):
     """Whether the model is to think: what says so to the chat template. A template without such a switch, and
-    `adaptive`, leave it to the model. How long it thinks is not bounded."""
+    `adaptive`, leave it to the model. How long it thinks is not bounded: `budget_tokens` is accepted and not used."""
 
     type: Literal["disabled", "enabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
 
 
 class Conversation(Sampled):
@@ -202,14 +203,19 @@ class Conversation(Sampled):
         """The tools that the client runs; those that run on a server are left out."""
         return [tool for tool in self.tools if isinstance(tool, CustomTool)]
 
-    @model_validator(mode="before")
+    @property
+    def unused(self) -> tuple[str, ...]:
+        budget = ("thinking.budget_tokens",) if self.thinking.budget_tokens is not None else ()
+        return (*super().unused, *budget)
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _no_thread(cls, data: Any) -> Any:
+    def _no_thread(cls, data: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
         """Clients that are told so in these words send the whole conversation instead."""
         if isinstance(data, dict) and data.get("thread") is not None:
             text = "'thread' is not supported: conversations are not kept here, so send all messages"
             raise PydanticCustomError(NO_THREADS, "{text}", {"field": "thread", "text": text})
-        return data
+        return build(data)
 
     @model_validator(mode="after")
     def _one_format(self) -> Conversation:

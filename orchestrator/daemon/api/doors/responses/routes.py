@@ -81,7 +81,7 @@ class ResponsesRoutes:
         def build_writer(head: AnswerHead) -> ResponseWriter:
             return ResponseWriter(head, body, chat, keep)
 
-        return Question(chat, ROUTE, RESPONSE_PREFIX, build_writer, NAMES, resumable=False)
+        return Question(chat, ROUTE, RESPONSE_PREFIX, build_writer, NAMES, resumable=False, unused=body.unused)
 
     def _find_items(self, previous: str | None, owner: str) -> list[Item]:
         if previous is None:

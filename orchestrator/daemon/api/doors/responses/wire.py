@@ -82,6 +82,10 @@ class ResponsesRequest(Sampled):
     chat_template_kwargs: TemplateKeywords = Field(default={})
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        return (*super().unused, *(["include"] if self.include else []))
+
+    @property
     def functions(self) -> list[NamedTool]:
         """The functions among the tools; those that run on a server are left out."""
         return list_functions(self.tools)
