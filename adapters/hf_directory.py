@@ -6,6 +6,7 @@
     openvino_model.xml and .bin       OpenVINO's form: what is computed, and the weights (adapters.ir_facts)
     tokenizer.json                    text to ids (required, but for a draft whose config names its target's vocabulary,
                                       and where OpenVINO's form of it stands in its place)
+    genai_config.json, model.onnx     onnxruntime-genai's form, with the weights beside it (adapters.genai_facts)
     openvino_tokenizer.xml and .bin   OpenVINO's form of it, read where there is no other (adapters.tokenizer_ir)
     tokenizer_config.json, generation_config.json, chat_template.jinja     read where they are
 
@@ -26,6 +27,7 @@ from adapters.decoder import from_safetensors, hf_config
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
 from adapters.decoder.spec import NotConvertible, OnRead, ignore_read
+from adapters.genai_facts import GENAI_CONFIG, read_genai_facts
 from adapters.gguf_splits import list_first_files
 from adapters.hf_facts import check_directory_config
 from adapters.ir_facts import IR_FILE, IR_WEIGHTS, IrFacts
@@ -79,6 +81,11 @@ def model_files(directory: Path) -> tuple[Path, ...]:
 def check_small_files(directory: Path, names: Iterable[str]) -> None:
     """Check what needs no weights: `names` are the files that there are or will be. Raises ModelRefused."""
     names = set(names)
+    if holds_genai(names):
+        if TOKENIZER_JSON not in names:
+            raise ModelRefused(f"{title(directory)}: it has no {TOKENIZER_JSON}. {_WAYS_OUT[TOKENIZER_JSON]}")
+        read_graph_facts(directory)
+        return
     if holds_ir(names):
         if not names & {TOKENIZER_JSON, IR_TOKENIZER}:
             raise ModelRefused(f"{title(directory)}: it has no {TOKENIZER_JSON}. {_WAYS_OUT[TOKENIZER_JSON]}")
@@ -108,6 +115,28 @@ def is_ir(directory: Path) -> bool:
     return holds_ir({name for name in names if os.path.isfile(directory / name)})
 
 
+def holds_genai(names: Container[str]) -> bool:
+    """Return whether a directory of these files has its model in onnxruntime-genai's form. Safetensors and OpenVINO's
+    form go before it."""
+    return GENAI_CONFIG in names and not any(name in names for name in (IR_FILE, WHOLE_FILE, INDEX_FILE))
+
+
+def is_genai(directory: Path) -> bool:
+    """Return whether a path is a directory that has its model in onnxruntime-genai's form."""
+    names = (GENAI_CONFIG, IR_FILE, WHOLE_FILE, INDEX_FILE)
+    return holds_genai({name for name in names if os.path.isfile(directory / name)})
+
+
+def has_own_graph(directory: Path) -> bool:
+    """Return whether a path is a directory that brings the graph that it is run by."""
+    return is_ir(directory) or is_genai(directory)
+
+
+def read_graph_facts(directory: Path) -> IrFacts:
+    """Return what a directory's own graph says. Raises ModelRefused."""
+    return read_genai_facts(directory, title(directory)) if is_genai(directory) else read_ir_facts(directory)
+
+
 def read_ir_facts(directory: Path) -> IrFacts:
     """Return what the graph of a model in OpenVINO's form says. Raises ModelRefused as `ir_facts.read_ir_facts`."""
     return ir_facts.read_ir_facts(directory, read_optional_json(directory / CONFIG_FILE), title(directory))
@@ -115,8 +144,8 @@ def read_ir_facts(directory: Path) -> IrFacts:
 
 def read_vocabulary_size(directory: Path) -> int:
     """Return how many tokens a directory's model has. Raises ModelRefused."""
-    if is_ir(directory):
-        return read_ir_facts(directory).vocabulary_size
+    if has_own_graph(directory):
+        return read_graph_facts(directory).vocabulary_size
     return hf_config.read_vocabulary_size(read_json(directory / CONFIG_FILE), f"{title(directory)}/{CONFIG_FILE}")
 
 
@@ -137,6 +166,9 @@ def weight_names(directory: Path, names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the safetensors files that hold the model: one file goes before an index, which may be left
     from another way of saving it (transformers reads it so, too). Raises ModelRefused when there are none."""
     names = set(names)
+    if holds_genai(names):
+        facts = read_genai_facts(directory, title(directory))
+        return (GENAI_CONFIG, facts.graph, facts.data)
     if holds_ir(names):
         own_tokenizer = () if TOKENIZER_JSON in names else IR_TOKENIZER_FILES
         return (IR_FILE, IR_WEIGHTS, *own_tokenizer)

@@ -28,10 +28,15 @@ IR_ADAPTER: Final = "openvino_rt"
 """The only runtime of ours that reads them."""
 # What is prepared of one is links and a page of facts. Bounds nothing else.
 _LINK_BYTES: Final = 1 * MIB
-IR_IS_WHOLE: Final = (
-    "it is in OpenVINO's form (IR), whose layers are not cut: leave shards out, or take the model's GGUF file or "
-    "safetensors."
-)
+_IR_FORM: Final = "OpenVINO's form (IR)"
+
+
+def explain_whole(form: str) -> str:
+    """Return why the layers of a model that brings its own graph are not cut, and the way out."""
+    return f"it is in {form}, whose layers are not cut: leave shards out, or take the model's GGUF file or safetensors."
+
+
+IR_IS_WHOLE: Final = explain_whole(_IR_FORM)
 _INPUTS: Final = frozenset({"input_ids", "attention_mask", "position_ids", "beam_idx"})
 _LOGITS: Final = "logits"
 _PAST: Final = "past_key_values"
@@ -62,8 +67,11 @@ class IrFacts(FileFacts):
     """A decoder as its graph describes it.
 
     `kv_elements`: of keys and values that all layers keep of a position. `layer_elements`: weights of all layers'
-    matrices; `layer_reads`: those that one row meets, fewer where there are experts."""
+    matrices; `layer_reads`: those that one row meets, fewer where there are experts. `adapter`: the only runtime of
+    ours that runs the graph. `form`: what messages call its files'."""
 
+    adapter: ClassVar[str] = IR_ADAPTER
+    form: ClassVar[str] = _IR_FORM
     whole: ClassVar[str] = IR_IS_WHOLE
     fixed_formats: ClassVar[bool] = True
     linked_bytes: ClassVar[int | None] = _LINK_BYTES

@@ -19,19 +19,26 @@ from adapters.contract import NO_REWIND, AdapterError, AdapterUnavailable, Model
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.gguf_spec import read_gguf_spec
 from adapters.decoder.hf_config import CONFIG_FILE
-from adapters.decoder.limits import explain_no_ir, refuse_decoder
+from adapters.decoder.limits import explain_no_graph, refuse_decoder
 from adapters.decoder.spec import DecoderSizes, DecoderSpec, NotConvertible
 from adapters.gguf_facts import GgufFacts, read_facts
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import list_beside, read_model_header
-from adapters.hf_directory import is_ir, read_all_tensors, read_declared_fingerprint, read_ir_facts, read_json, title
+from adapters.hf_directory import (
+    has_own_graph,
+    read_all_tensors,
+    read_declared_fingerprint,
+    read_graph_facts,
+    read_json,
+    title,
+)
 from adapters.hf_facts import (
     DirectoryFacts,
     read_directory_facts,
     refuse_form,
     refuse_without_transformers,
 )
-from adapters.ir_facts import IR_ADAPTER, IrFacts
+from adapters.ir_facts import IrFacts
 from adapters.llama_cpp.fork_faults import find_fault
 from adapters.llama_cpp.library import check_fault
 from adapters.names import LLAMA_CPP, TRANSFORMERS
@@ -55,9 +62,9 @@ def check_files(path: Path, file_bytes: int | None = None, adapter: str = "") ->
     """
     if not path.is_dir():
         return _check_head(_read_head(path, file_bytes, tuple(map(_mark, list_beside(path)))), path, adapter)
-    if not is_ir(path):
+    if not has_own_graph(path):
         return check_directory_heads(path, read_all_tensors(path), adapter)
-    facts = read_ir_facts(path)
+    facts = read_graph_facts(path)
     check_hf_tokenizer(path, facts.vocabulary_size)
     return facts
 
@@ -181,7 +188,7 @@ def check_use(spec: DecoderSizes, name: str, adapter: str = "", *, static: bool 
         raise ModelRefused(_describe_draft(name, spec.draft_outputs, spec.vocabulary_size))
     if draft and (why := explain_no_drafts(spec)):
         raise ModelRefused(f"{name}: {why}, its own either: it cannot draft. Choose another draft.")
-    if isinstance(spec, IrFacts) and (why := explain_no_ir(adapter, static=static)):
+    if isinstance(spec, IrFacts) and (why := explain_no_graph(spec, adapter, static=static)):
         raise ModelRefused(f"{name}: {why}")
     if not isinstance(spec, DecoderSpec):
         return
@@ -197,7 +204,7 @@ def list_only_runtimes(sizes: DecoderSizes) -> tuple[str, ...]:
         return ()
     if isinstance(sizes, DirectoryFacts):
         return (TRANSFORMERS,)
-    return (IR_ADAPTER,) if isinstance(sizes, IrFacts) else (LLAMA_CPP,)
+    return (sizes.adapter,) if isinstance(sizes, IrFacts) else (LLAMA_CPP,)
 
 
 def refuse_whole(sizes: DecoderSizes, name: str) -> None:

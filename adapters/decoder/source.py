@@ -13,8 +13,7 @@ from adapters.decoder.gguf_blocks import type_name
 from adapters.decoder.spec import Dense, Grouped, NotConvertible, OnRead, Tensor, Weights, ignore_read
 from adapters.gguf_header import read_header
 from adapters.gguf_splits import read_model_header
-from adapters.hf_directory import is_ir, open_weights, read_declared_fingerprint
-from adapters.ir_facts import IR_ADAPTER
+from adapters.hf_directory import has_own_graph, open_weights, read_declared_fingerprint
 from adapters.tokenizer_gguf import token_texts
 from adapters.tokenizer_hf import vocabulary_texts
 from device_profiles.profile import DRAFT, FAST, Precision, WeightsFormat
@@ -32,10 +31,11 @@ def open_source(source: Path, precision: WeightsFormat | None = None, on_read: O
     quantised come in groups, the nearest to the file's exact values. With INT4 4-bit formats come in 4 bits with whole
     zeros. With INT8 all come in 8 bits. Raises ModelRefused when the source is damaged or not supported.
     """
-    if is_ir(source):
+    if has_own_graph(source):
+        facts = hf_directory.read_graph_facts(source)
         raise NotConvertible(
-            f"{hf_directory.title(source)}: it is in OpenVINO's form (IR), which is run as it is: set adapter: "
-            f"{IR_ADAPTER}, and leave weights at auto."
+            f"{hf_directory.title(source)}: it is in {facts.form}, which is run as it is: set adapter: "
+            f"{facts.adapter}, and leave weights at auto."
         )
     if source.is_dir():
         if precision == DRAFT:
@@ -83,7 +83,7 @@ def list_shape_values(source: Path) -> list[tuple[Path, int, int]]:
     """Return which values `open_source` looks at, beside the heads of the files: file, first byte and count of bytes.
     Raises ModelRefused."""
     if source.is_dir():
-        return [] if is_ir(source) else hf_directory.list_shape_values(source)
+        return [] if has_own_graph(source) else hf_directory.list_shape_values(source)
     return from_gguf.list_shape_values(read_model_header(source))
 
 

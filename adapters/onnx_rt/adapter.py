@@ -23,6 +23,8 @@ from adapters.contract import (
 )
 from adapters.device_memory import read_host_memory, read_nvidia_memory
 from adapters.failures import classify_failure
+from adapters.hf_directory import is_genai
+from adapters.onnx_rt.genai import find_linked_weights, link_genai, refuse_part
 from adapters.onnx_rt.graph import MODEL_FILE, keep_layers, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import FATAL, ProviderChoice, choose_provider, confirm, device_names
@@ -179,6 +181,9 @@ class OnnxRuntimeAdapter:
         from adapters.onnx_rt.quantize import QuantizedOnnxWeights
 
         _require_package("onnx")
+        if weights is None and is_genai(source):
+            link_genai(source, target)
+            return
         if weights in (Precision.BF16, Precision.FP16, Precision.FP8):
             raise Unsupported(
                 f"weights in {weights}: ONNX Runtime computes in fp32 on a CPU; ask for fp32, int8 or int4"
@@ -206,6 +211,7 @@ class OnnxRuntimeAdapter:
         chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)
         check_layers(layers, facts["layers"])
+        refuse_part(facts, layers)
         as_they_come = options.exactness is Exactness.BIT and not chosen.fixed_width
         if as_they_come and facts["head_dim"] > _EXACT_HEAD_DIM:
             raise Unsupported(
@@ -213,7 +219,8 @@ class OnnxRuntimeAdapter:
                 "Set exactness: kernel, or adapter: openvino_rt"
             )
         progress("load", 0.0)
-        session = self._session(prepared / MODEL_FILE, options, choice, (layers, facts["layers"]))
+        part, weights = (layers, facts["layers"]), find_linked_weights(prepared, facts)
+        session = self._session(prepared / MODEL_FILE, options, choice, part, weights)
         progress("load", 0.9)
         cache = CacheShape(layers, facts["kv_heads"], facts["head_dim"])
         model = OrtModel(
@@ -228,7 +235,14 @@ class OnnxRuntimeAdapter:
         progress("load", 1.0)
         return model
 
-    def _session(self, path: Path, options: LoadOptions, choice: ProviderChoice, kept: tuple[LayerRange, int]) -> Any:
+    def _session(
+        self,
+        path: Path,
+        options: LoadOptions,
+        choice: ProviderChoice,
+        kept: tuple[LayerRange, int],
+        linked: Path | None,
+    ) -> Any:
         runtime = _runtime()
         settings = runtime.SessionOptions()
         settings.log_severity_level = FATAL
@@ -240,6 +254,9 @@ class OnnxRuntimeAdapter:
             settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         layers, count = kept
         graph: str | bytes = str(path)
+        if linked is not None:  # a link out of the graph's own directory is refused
+            settings.add_session_config_entry(_WEIGHTS_FOLDER, str(linked))
+            graph = path.read_bytes()
         if layers != LayerRange(0, count):
             _require_package("onnx")
             settings.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))

@@ -222,7 +222,7 @@ def _check_source(
         raise file.refuse(place, f"{error}{_ON_ALL_HOSTS if elsewhere else ''}") from error
     if sizes is not None and sizes.fixed_formats and model.weights not in (AUTO, AS_FILE):
         raise file.refuse(
-            (*place[:-1], "weights"), f"{source} is an OpenVINO IR, which is run as it is; leave this out"
+            (*place[:-1], "weights"), f"{source} brings its own graph, which is run as it is; leave this out"
         )
     return sizes
 

@@ -11,7 +11,7 @@ from adapters.decoder.facts import DecoderFacts
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.device_memory import read_device_memory
 from adapters.gguf_splits import read_model_header
-from adapters.hf_directory import is_ir
+from adapters.hf_directory import has_own_graph
 from adapters.hf_facts import DirectoryFacts
 from adapters.ir_facts import IrFacts
 from adapters.model_source import ModelSource, check_model
@@ -65,7 +65,7 @@ def choose_model_precision(
         device = replace(device, weights=(), has_fast=False)
     title, memory = f"{file.name} on {adapter.name} {device.name}", read_device_memory(device)
     holds_all = whole and device.layer_costs is None
-    if is_ir(file.path):
+    if has_own_graph(file.path):
         device = replace(device, has_draft=False)  # it is run as it is
     try:
         choice = choose_precision(
