@@ -7,18 +7,16 @@ answers. At temperature 0 a stream is the whole answer, and the daemon refuses n
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import venv
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.daemon import Daemon, running
+from tests.clients.environments import bare_environment, install, list_refused, make_environment
+from tests.support.daemon import Daemon
 
 # An environment takes minutes on two busy cores, and the model's answers as long.
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(3000)]
@@ -30,11 +28,13 @@ CALL = ["get_weather"]
 @dataclass(frozen=True)
 class Client:
     """`expected`: the type of each value that the program prints, by its name; a dictionary is an object of such
-    types, a list begins a call. `same`: pairs of names whose values are equal."""
+    types, a list begins a call. `same`: pairs of names whose values are equal. `shared`: torch is that
+    which is here."""
 
     packages: tuple[str, ...]
     expected: dict[str, Any]
     same: tuple[tuple[str, str], ...] = ()
+    shared: bool = False
 
 
 PYTHON_CLIENTS = {
@@ -96,6 +96,15 @@ PYTHON_CLIENTS = {
         (("completion", "completion streamed"), ("chat", "chat streamed")),
     ),
     "dspy": Client(("dspy==3.4.1",), {"text": str, "signature": SEA, "responses": str, "streamed": list}),
+    "guidellm": Client(
+        ("guidellm==0.8.1",),
+        {
+            f"{route} {name}": value
+            for route in ("/v1/chat/completions", "/v1/completions")
+            for name, value in {"answers": int, "tokens": [16]}.items()
+        },
+        shared=True,
+    ),
     "smolagents": Client(
         ("smolagents[openai]==1.26.0",),
         {"chat": str, "streamed": str, "call": CALL, "agent": str},
@@ -115,37 +124,6 @@ NODE_CLIENTS = {
     )
 }
 """By the names of their programs: ask_NAME.py, ask_NAME.mjs."""
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -> Iterator[Daemon]:
-    directory = tmp_path_factory.mktemp("clients")
-    config = directory / "cluster.yaml"
-    config.write_text(
-        f"model: {{source: '{default_model_path}', name: seas}}\n"
-        f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\n"
-        f"store: {{directory: '{directory}/store'}}\n"
-        f"state: {{directory: '{directory}/state'}}\n"
-        "journal: {reserve: 1 MiB}\n"
-        "logging: {format: json}\n"
-    )
-    with running(config) as started:
-        yield started
-
-
-def install(command: list[str], directory: Path, environment: dict[str, str]) -> None:
-    """Run an installer to its end; the test is skipped where it finds nothing."""
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"{' '.join(command)}: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1]}")
-
-
-def bare_environment(directory: Path) -> dict[str, str]:
-    """What a client sees of this machine: no key, no proxy, no files of the user's."""
-    kept = {
-        key: os.environ[key] for key in ("PATH", "LANG", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS") if key in os.environ
-    }
-    return {**kept, "HOME": str(directory), "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
 
 def read_results(command: list[str], daemon: Daemon, directory: Path, environment: dict[str, str]) -> dict[str, Any]:
@@ -180,28 +158,25 @@ def check_client(client: Client, results: dict[str, Any], daemon: Daemon) -> Non
         check_value(results[name], expected)
     for first, second in client.same:
         assert results[first] == results[second]
-    refused = [line for line in daemon.log.read_text(encoding="utf-8").splitlines() if '"request refused"' in line]
-    assert not refused
+    assert not list_refused(daemon)
 
 
 @pytest.mark.parametrize("name", PYTHON_CLIENTS)
-def test_a_python_client_is_served(name: str, daemon: Daemon, tmp_path: Path):
+def test_a_python_client_is_served(name: str, seas: Daemon, tmp_path: Path):
     client, environment = PYTHON_CLIENTS[name], bare_environment(tmp_path)
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    install([python, "-m", "pip", "install", "-q", *client.packages], tmp_path, {**os.environ})
+    python = str(make_environment(tmp_path, client.packages, shared=client.shared))
     try:
-        results = read_results([python, str(REAL / f"ask_{name}.py")], daemon, tmp_path, environment)
+        results = read_results([python, str(REAL / f"ask_{name}.py")], seas, tmp_path, environment)
     finally:
         shutil.rmtree(tmp_path / "venv")  # pytest keeps directories
-    check_client(client, results, daemon)
+    check_client(client, results, seas)
 
 
 @pytest.mark.parametrize("name", NODE_CLIENTS)
-def test_a_client_for_node_is_served(name: str, daemon: Daemon, tmp_path: Path):
+def test_a_client_for_node_is_served(name: str, seas: Daemon, tmp_path: Path):
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
     client, environment = NODE_CLIENTS[name], bare_environment(tmp_path)
-    install(["npm", "install", "--silent", "--no-save", *client.packages], tmp_path, {**os.environ})
+    install(["npm", "install", "--silent", "--no-save", *client.packages], tmp_path)
     program = shutil.copy(REAL / f"ask_{name}.mjs", tmp_path)  # node looks for packages beside the program
-    check_client(client, read_results(["node", program], daemon, tmp_path, environment), daemon)
+    check_client(client, read_results(["node", program], seas, tmp_path, environment), seas)

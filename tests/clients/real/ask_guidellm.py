@@ -25,7 +25,6 @@ def run(directory: Path, request_format: str) -> None:
     subprocess.run(command, check=True)
     requests = json.loads(output.read_text())["benchmarks"][0]["requests"]
     report(f"{request_format} answers", len(requests["successful"]))
-    report(f"{request_format} errors", [str(each) for each in requests["errored"]])
     tokens = {each["output_metrics"]["text_tokens"] for each in requests["successful"]}
     report(f"{request_format} tokens", sorted(tokens))
 
