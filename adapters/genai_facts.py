@@ -171,8 +171,8 @@ def _read_node(data: memoryview) -> Node:
             node.kind = read_text(value)
         elif number == 5 and not isinstance(value, int):
             attribute = dict(read_fields(value))
-            if isinstance(attribute.get(3), int):
-                node.numbers[read_text(attribute[1])] = int(attribute[3])  # type: ignore[arg-type]
+            if isinstance(whole := attribute.get(3), int):
+                node.numbers[read_text(attribute[1])] = whole
     return node
 
 

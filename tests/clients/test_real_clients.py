@@ -178,5 +178,5 @@ def test_a_client_for_node_is_served(name: str, seas: Daemon, tmp_path: Path):
         pytest.skip("npm is not installed")
     client, environment = NODE_CLIENTS[name], bare_environment(tmp_path)
     install(["npm", "install", "--silent", "--no-save", *client.packages], tmp_path)
-    program = shutil.copy(REAL / f"ask_{name}.mjs", tmp_path)  # node looks for packages beside the program
+    program = str(shutil.copy(REAL / f"ask_{name}.mjs", tmp_path))  # node looks for packages beside the program
     check_client(client, read_results(["node", program], seas, tmp_path, environment), seas)

@@ -59,7 +59,7 @@ def wait_ready(url: str, proxy: subprocess.Popen[bytes]) -> None:
 
 def ask(url: str) -> None:
     messages: Any = [{"role": "user", "content": QUESTION}]
-    client = OpenAI(base_url=f"{url}/v1", api_key=PROXY_KEY, timeout=300)
+    client: Any = OpenAI(base_url=f"{url}/v1", api_key=PROXY_KEY, timeout=300)
     asked: dict[str, Any] = {"model": "sea", "messages": messages, "temperature": 0.0}
     short = asked | {"max_tokens": MAX_TOKENS}
     report("chat", client.chat.completions.create(**short).choices[0].message.content)

@@ -28,7 +28,7 @@ class Sea(BaseModel):
     depth_m: int = Field(ge=0, le=11_000)  # a small model writes digits for ever
 
 
-@function_tool
+@function_tool  # type: ignore[untyped-decorator]
 def get_weather(warm: bool) -> str:
     """Weather of a place."""
     CALLS.append(str(warm))

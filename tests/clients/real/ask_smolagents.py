@@ -8,7 +8,7 @@ from report import API, KEY, MODEL, QUESTION, WEATHER, report
 from smolagents import ChatMessage, MessageRole, OpenAIModel, ToolCallingAgent, tool
 
 
-@tool
+@tool  # type: ignore[untyped-decorator]
 def get_weather(warm: bool) -> str:
     """Weather of a place.
 

@@ -65,8 +65,8 @@ def _read(raw: bytes) -> Question:
     def build_writer(head: AnswerHead) -> MessageWriter:
         return MessageWriter(head, chat)
 
-    shared = {"resumable": False, "clips": True, "unused": body.unused}
-    return Question(chat, ANTHROPIC, "msg_", build_writer, name_parameters(body), **shared)
+    names = name_parameters(body)
+    return Question(chat, ANTHROPIC, "msg_", build_writer, names, resumable=False, clips=True, unused=body.unused)
 
 
 def _check_version(request: Request) -> None:
