@@ -245,7 +245,7 @@ def test_what_its_own_builder_writes_computes_what_it_was_built_to(precision: st
     ]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
     command += ["-c", tmp_path / "cache"]
-    subprocess.run(command, check=True, capture_output=True, env=environment)
+    subprocess.run([str(part) for part in command], check=True, capture_output=True, env=environment)
     shutil.copy(source / "tokenizer.json", built)
     linked = compute(load(built, tmp_path / "store"))
     whole = compute_as_exported(built)
