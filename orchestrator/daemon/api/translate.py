@@ -306,7 +306,8 @@ def list_idle(request: CompletionRequest | ChatRequest, tokenizer: TokenizerPort
     """Return the fields of a request that this model's template, or no model at all, makes anything of."""
     if not isinstance(request, ChatRequest):
         return []
-    idle = set(tokenizer.find_idle_keywords(request.template_keywords))
+    asked_keywords = request.template_keywords
+    idle = set(tokenizer.find_idle_keywords(asked_keywords)) if asked_keywords else set[str]()
     effort = ["reasoning_effort"] if request.reasoning_effort is not None and "reasoning_effort" in idle else []
     keywords = [f"chat_template_kwargs.{name}" for name in request.chat_template_kwargs if name in idle]
     return [*effort, *keywords, *(["verbosity"] if request.verbosity is not None else [])]
