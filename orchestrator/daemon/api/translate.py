@@ -303,11 +303,11 @@ def prompt_of(request: ChatRequest, tokenizer: TokenizerPort) -> list[int]:
 
 
 def list_idle(request: CompletionRequest | ChatRequest, tokenizer: TokenizerPort) -> list[str]:
-    """Return the fields of a request that this model's template, or no model at all, makes anything of."""
+    """Return the fields of a request that this model's template does not look at, and those that no model knows."""
     if not isinstance(request, ChatRequest):
         return []
-    asked_keywords = request.template_keywords
-    idle = set(tokenizer.find_idle_keywords(asked_keywords)) if asked_keywords else set[str]()
+    template_keywords = request.template_keywords
+    idle = set(tokenizer.find_idle_keywords(template_keywords)) if template_keywords else set[str]()
     effort = ["reasoning_effort"] if request.reasoning_effort is not None and "reasoning_effort" in idle else []
     keywords = [f"chat_template_kwargs.{name}" for name in request.chat_template_kwargs if name in idle]
     return [*effort, *keywords, *(["verbosity"] if request.verbosity is not None else [])]
