@@ -88,13 +88,13 @@ def read_genai_facts(directory: Path, where: str) -> GenaiFacts:
         if path.stat().st_size > _MOST_GRAPH_BYTES:
             raise ModelRefused(f"{where}/{path.name}: its weights are not in a file beside it. {_REBUILD}")
         graph = _read_graph(path, tuple(full_identity(path)))
+        if why := _find_fault(graph, config):
+            raise ModelRefused(f"{where}/{path.name}: {why}")
+        return _describe(graph, config)
     except OSError as error:
         raise ModelRefused(f"{where}/{path.name}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, KeyError) as error:
         raise ModelRefused(f"{where}/{path.name}: it is no whole graph ({error}). Fetch it again.") from error
-    if why := _find_fault(graph, config):
-        raise ModelRefused(f"{where}/{path.name}: {why}")
-    return _describe(graph, config)
 
 
 class _Config:

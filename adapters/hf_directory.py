@@ -84,7 +84,7 @@ def check_small_files(directory: Path, names: Iterable[str]) -> None:
     if holds_genai(names):
         if TOKENIZER_JSON not in names:
             raise ModelRefused(f"{title(directory)}: it has no {TOKENIZER_JSON}. {_WAYS_OUT[TOKENIZER_JSON]}")
-        read_graph_facts(directory)
+        read_genai_facts(directory, title(directory))
         return
     if holds_ir(names):
         if not names & {TOKENIZER_JSON, IR_TOKENIZER}:

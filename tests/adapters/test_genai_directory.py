@@ -20,6 +20,7 @@ import pytest
 from adapters import registry
 from adapters.contract import LayerRange, LoadedModel, LoadOptions, ModelRefused, NumericalClass, Precision, Segment
 from adapters.genai_facts import GENAI_CONFIG, PADDING_ROWS
+from adapters.hf_directory import check_small_files
 from adapters.model_source import check_source, resolve
 from adapters.model_store import ModelStore
 from adapters.names import OWN_ADAPTERS
@@ -196,6 +197,7 @@ def cut(directory: Path) -> None:
         (edit_graph(add_input), "it reads position_ids"),
         (edit_graph(halve_caches), "not in float32, so it was made for another device"),
         (edit_graph(name_other_file), "not in one file beside it"),
+        (rename_operation("MatMul", "MatMulNBits"), "it is no whole graph"),
         (rename_operation("MatMul", "Einsum"), "are not what a product gives"),
     ],
 )
@@ -204,6 +206,11 @@ def test_what_cannot_be_served_is_refused_by_name(harm: Callable[[Path], None], 
     with pytest.raises(ModelRefused, match=words) as refusal:
         check_source(str(copy), Path(), "onnx_rt")
     assert "\n" not in str(refusal.value)
+
+
+def test_a_hubs_repository_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="Download it, and name the directory's path"):
+        check_small_files(tmp_path, {GENAI_CONFIG, "model.onnx", "model.onnx.data", "tokenizer.json"})
 
 
 def test_safetensors_go_before_it(copy: Path) -> None:
