@@ -15,16 +15,16 @@ class Sea(BaseModel):
     depth_m: int = Field(ge=0, le=11_000)  # a small model writes digits for ever
 
 
-asked = {"model": MODEL, "max_tokens": 200, "temperature": 0.0, "messages": [{"role": "user", "content": QUESTION}]}
+request = {"model": MODEL, "max_tokens": 200, "temperature": 0.0, "messages": [{"role": "user", "content": QUESTION}]}
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON, instructor.Mode.TOOLS_STRICT):
     client = instructor.from_openai(OpenAI(base_url=API, api_key=KEY), mode=mode)
     if mode is instructor.Mode.JSON:  # the model is told the schema and held to JSON alone: not every one keeps to it
-        raw = client.client.chat.completions.create(**asked, response_format={"type": "json_object"})
+        raw = client.client.chat.completions.create(**request, response_format={"type": "json_object"})
         report(f"{mode.name} object", raw.choices[0].message.content[:1])
         continue
-    report(f"{mode.name} object", client.create(response_model=Sea, **asked).model_dump())
-    last = list(client.create_partial(response_model=Sea, **asked))[-1]
+    report(f"{mode.name} object", client.create(response_model=Sea, **request).model_dump())
+    last = list(client.create_partial(response_model=Sea, **request))[-1]
     report(f"{mode.name} partial", last.model_dump())
 client = instructor.from_openai(OpenAI(base_url=API, api_key=KEY), mode=instructor.Mode.RESPONSES_TOOLS)
-fields = {key: value for key, value in asked.items() if key != "max_tokens"}
+fields = {key: value for key, value in request.items() if key != "max_tokens"}
 report("RESPONSES_TOOLS object", client.create(response_model=Sea, **fields).model_dump())

@@ -22,9 +22,9 @@ def get_weather(warm: bool) -> str:
     return f"rain, {warm}"
 
 
-asked = {"model": MODEL, "api_base": API, "api_key": KEY, "temperature": 0.0, "context_window": 8192}
-llm = OpenAILike(**asked, max_tokens=MAX_TOKENS, is_chat_model=True, is_function_calling_model=True)
-plain = OpenAILike(**asked, max_tokens=MAX_TOKENS, is_chat_model=False)
+options = {"model": MODEL, "api_base": API, "api_key": KEY, "temperature": 0.0, "context_window": 8192}
+llm = OpenAILike(**options, max_tokens=MAX_TOKENS, is_chat_model=True, is_function_calling_model=True)
+plain = OpenAILike(**options, max_tokens=MAX_TOKENS, is_chat_model=False)
 messages = [ChatMessage(role="user", content=QUESTION)]
 report("completion", plain.complete("The sea").text)
 report("completion streamed", list(plain.stream_complete("The sea"))[-1].text)
