@@ -13,7 +13,7 @@ import yaml
 
 from adapters.contract import AdapterUnavailable
 from adapters.device_check import check_device
-from adapters.names import LLAMA_CPP
+from adapters.names import LLAMA_CPP, OPENVINO_LLAMA
 from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.config.load import load_text
 from orchestrator.config.model import ClusterConfig
@@ -34,9 +34,9 @@ def configure_model(
     source: str, base: Path, api: Mapping[str, Any], *, adapter: str = "", draft: str = ""
 ) -> ModelConfig:
     """Return the configuration that serves a model and leaves all else at its default, but for these keys of `api`.
-    `adapter`: the runtime of all models, "" for the default: the plan chooses for a GGUF file where llama.cpp's library
-    is here, so that it serves within seconds. `draft`: a model that drafts behind the text's own
-    repetitions, "" for none. `base`: where relative paths begin. Raises ConfigError, which names keys and no file."""
+    `adapter`: the runtime, "" for the default: the plan chooses for a GGUF file where llama.cpp's library is here, so
+    that it serves within seconds. `draft`: a model that drafts behind the text's own repetitions, "" for none. `base`:
+    where relative paths begin. Raises ConfigError, which names keys and no file."""
     runtime = {"adapter": "simulated"} if source.startswith(SIMULATED_PREFIX) else {}
     runtime = {"adapter": adapter} if adapter else runtime
     if not runtime and source.casefold().endswith(".gguf"):
@@ -45,7 +45,8 @@ def configure_model(
             runtime = {"adapter": AUTO, "device": AUTO}
     sections: dict[str, Any] = {"model": {"source": source, **runtime}}
     if draft:
-        sections["drafts"] = [{"method": "suffix"}, {"method": "model", "source": draft, **runtime}]
+        draft_runtime = {"adapter": LLAMA_CPP} if adapter == OPENVINO_LLAMA else runtime  # where drafts have a copy
+        sections["drafts"] = [{"method": "suffix"}, {"method": "model", "source": draft, **draft_runtime}]
     if api:
         sections["api"] = dict(api)
     text = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
