@@ -16,6 +16,7 @@ from adapters.hf_facts import DirectoryFacts
 from adapters.ir_facts import IrFacts
 from adapters.model_source import ModelSource, check_model
 from adapters.model_store import ModelStore
+from adapters.names import OPENVINO_LLAMA
 from adapters.quality import read_quality
 from adapters.variant import Variant
 from device_profiles.profile import DRAFT, FAST, DeviceProfile, WeightsFormat, find_listed_device
@@ -101,6 +102,8 @@ def sizes_of(file: ModelSource, adapter: str = "") -> ModelSizes:
     weights = open_source(file.path)
     rounds = open_source(file.path, FAST).label != weights.label
     held = count_held_bytes(weights) or size
+    if adapter == OPENVINO_LLAMA:  # the file's own are there, too
+        held += size
     return ModelSizes(weights.spec.matrix_elements, size, weights.label, held, rounds, draft_bytes)
 
 
