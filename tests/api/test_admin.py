@@ -20,7 +20,7 @@ READY_NAMES = """
     precision_reason precision_rejected planned_memory_bytes planned_memory cores costs_from starting_depth fixed_depth
     canary_drafters canary_depth canary_fixed numerical_class class_fingerprint class_reason classes_rejected kv_format
     kv_page_bytes device_layers device_memory memory_reduced host shards split part_pids part_planned_bytes
-    predicted_depth expected_rounds identities no_drafts branches cannot
+    predicted_depth expected_rounds identities no_drafts branches cannot loras
 """
 OTHER = {
     "model": "m",
