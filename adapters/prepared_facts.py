@@ -13,8 +13,8 @@ from adapters.decoder.spec import Weights
 from device_profiles.workload import ModelSpec
 
 Facts = dict[str, str | int | list[int] | dict[str, int]]
-READ_WEIGHTS = "read_weights"
-"""The fact that says which weights read prompts, where others decode."""
+READER = "reader"
+"""The facts of what reads prompts, where something else decodes."""
 _FILE = "spec.json"
 
 

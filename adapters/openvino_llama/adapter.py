@@ -6,10 +6,10 @@ Weights are held twice, so that a plan takes this where there is memory for both
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,10 +31,10 @@ from adapters.names import OPENVINO_LLAMA
 from adapters.openvino_llama.model import KeyOrder, TwoRuntimesModel
 from adapters.openvino_rt.adapter import OpenVinoAdapter
 from adapters.openvino_rt.model import PagedModel
-from adapters.prepared_facts import READ_WEIGHTS, read_facts, write_facts
+from adapters.prepared_facts import READER, read_facts, write_facts
 from device_profiles.device_names import is_processor
 from device_profiles.memory import MemoryCosts
-from device_profiles.profile import DeviceProfile, WeightsFormat
+from device_profiles.profile import DRAFT, DeviceProfile, WeightsFormat
 from device_profiles.units import MIB, ceil_div
 
 _COSTS: Final = MemoryCosts(
@@ -70,24 +70,25 @@ class OpenVinoLlamaAdapter:
         """Return the processor. Raises AdapterUnavailable where either runtime is not here."""
         read = {device.name: device for device in self._reader.devices() if is_processor(device.name)}
         return [
-            replace(device, adapter=self.name, memory_costs=_COSTS, has_draft=False)
+            replace(device, adapter=self.name, memory_costs=_COSTS)
             for device in self._decoder.devices()
             if device.name in read
         ]
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         _refuse_weights(weights)
-        return f"{self._decoder.recipe()}{AND}{self._reader.recipe()}"
+        return f"{self._decoder.recipe(weights)}{AND}{self._reader.recipe()}{AND}one directory, 1"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
-        """Convert the file for OpenVINO, and link it for llama.cpp. Raises what their adapters do."""
+        """Convert the file for OpenVINO, and link it for llama.cpp, or make a draft's own file for that. Raises what
+        their adapters do."""
         _refuse_weights(weights)
         if source.is_dir():
             refuse_directory(self.name, source.name)
         self._reader.prepare(source, target, progress)
         facts = read_facts(target)
-        self._decoder.prepare(source, target, progress)
-        write_facts(target, {**facts, **read_facts(target), READ_WEIGHTS: facts["weights"]})
+        self._decoder.prepare(source, target, progress, weights)
+        write_facts(target, {**facts, **read_facts(target), READER: facts, "is_draft": weights == DRAFT})
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         return self._pair(self._decoder.classes(options), options)
@@ -139,9 +140,9 @@ class OpenVinoLlamaAdapter:
         try:
             assert isinstance(decoder, LlamaModel)  # noqa: S101 -- whatever OpenVINO reads from GGUF has a KV cache
             order = KeyOrder(facts["kv_heads"], facts["head_dim"], in_pairs=facts["architecture"] == "llama")
-            label = f"{facts['weights']}, prompts {facts[READ_WEIGHTS]}"
+            label = f"{facts['weights']}, prompts {facts[READER]['weights']}"
             model = TwoRuntimesModel(reader, decoder, order, chosen, weights=label)
-            _compare_caches(reader, decoder, order, facts["name"])
+            _compare_caches(reader, decoder, order, facts)
         except BaseException:
             reader.close()
             decoder.close()
@@ -150,12 +151,14 @@ class OpenVinoLlamaAdapter:
 
 
 def _refuse_weights(weights: WeightsFormat | None) -> None:
-    if weights is not None:
+    if weights not in (None, DRAFT):
         raise Unsupported(f"weights in {weights}: both runtimes are given the file's own; leave weights at auto")
 
 
-def _compare_caches(reader: PagedModel, decoder: LlamaModel, order: KeyOrder, name: str) -> None:
-    """Compute a short text in both, and compare what it leaves in their caches. Raises ModelRefused."""
+def _compare_caches(reader: PagedModel, decoder: LlamaModel, order: KeyOrder, facts: Mapping[str, Any]) -> None:
+    """Compute a short text in both, and compare what it leaves in their caches: of a draft's copy, whose weights are
+    rounded, in the first layer alone. Raises ModelRefused."""
+    layers = 1 if facts["is_draft"] else facts["layers"]
     size = reader.spec.vocabulary_size
     tokens = [(7 * place * place + 11 * place + 3) % size for place in range(_PROBE)]
     try:
@@ -163,14 +166,16 @@ def _compare_caches(reader: PagedModel, decoder: LlamaModel, order: KeyOrder, na
             model.forward([Segment(0, 0, tokens, (0, 1))])
         read, computed = reader.export_rows(0, 0, _PROBE), decoder.read_rows(0, _PROBE)
         for place, (left, right) in enumerate(zip(read, computed, strict=True)):
+            if place % facts["layers"] >= layers:
+                continue
             turned = order.to_pairs(left) if place < len(read) // 2 else left
             mine, its = (rows.view(np.float16).astype(np.float32) for rows in (turned, np.ascontiguousarray(right)))
             unlike = float(np.linalg.norm(mine - its)) / max(float(np.linalg.norm(its)), 1e-9)
             if not unlike <= _MOST_UNLIKE:
                 kind, layer = ("keys", "values")[place >= len(read) // 2], place % (len(read) // 2)
                 raise ModelRefused(
-                    f"{name}: the {kind} of layer {layer} lie otherwise in OpenVINO than in llama.cpp (they differ by "
-                    f"{unlike:.2f} of their length). Choose adapter: llama_cpp or openvino_rt."
+                    f"{facts['name']}: the {kind} of layer {layer} lie otherwise in OpenVINO than in llama.cpp (they "
+                    f"differ by {unlike:.2f} of their length). Choose adapter: llama_cpp or openvino_rt."
                 )
     finally:
         reader.release(0)

@@ -88,6 +88,7 @@ class TwoRuntimesModel:
                 f" in llama.cpp, or their outputs differ. Choose one of the two alone."
             )
         self._reader, self._decoder, self._order = reader, decoder, order
+        self._outputs = list(decoder.spec.output_ids) or slice(None)  # those of the reader's that the decoder has
         self._read_last: dict[int, None] = {}  # the slots that the reader holds, the latest last
         self.spec = decoder.spec
         self.capabilities = replace(
@@ -147,7 +148,7 @@ class TwoRuntimesModel:
             for part in together:
                 self._take_before(part.segment)
             result = self._reader.forward([part.segment for part in together])
-            _share_out(result.logits, together)
+            _share_out(result.logits[:, self._outputs], together)
             device_ms += result.device_ms
             for part in together:
                 slot = part.segment.slot

@@ -34,7 +34,7 @@ from adapters.openvino_rt.classes import HINTS, KV_HINTS, effective_class, list_
 from adapters.openvino_rt.convert import MODEL_FILE, WEIGHTS_FILE
 from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
 from adapters.openvino_rt.model import PagedModel
-from adapters.prepared_facts import READ_WEIGHTS, model_spec, read_facts, write_facts
+from adapters.prepared_facts import READER, model_spec, read_facts, write_facts
 from adapters.rates import Product, measure_rates
 from device_profiles.device_names import find_device_name, is_processor, split_device
 from device_profiles.measured import DeviceRates
@@ -167,7 +167,7 @@ def _link_made(made: Path | None, target: Path) -> bool:
             os.link(made / name, target / name)
     except OSError:
         return False
-    write_facts(target, {**facts, "weights": facts.get(READ_WEIGHTS, facts["weights"])})
+    write_facts(target, facts.get(READER, facts))
     return True
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from adapters.contract import AdapterUnavailable
 from adapters.device_check import check_device
-from adapters.names import LLAMA_CPP, OPENVINO_LLAMA
+from adapters.names import LLAMA_CPP
 from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.config.load import load_text
 from orchestrator.config.model import ClusterConfig
@@ -45,8 +45,7 @@ def configure_model(
             runtime = {"adapter": AUTO, "device": AUTO}
     sections: dict[str, Any] = {"model": {"source": source, **runtime}}
     if draft:
-        draft_runtime = {"adapter": LLAMA_CPP} if adapter == OPENVINO_LLAMA else runtime  # where drafts have a copy
-        sections["drafts"] = [{"method": "suffix"}, {"method": "model", "source": draft, **draft_runtime}]
+        sections["drafts"] = [{"method": "suffix"}, {"method": "model", "source": draft, **runtime}]
     if api:
         sections["api"] = dict(api)
     text = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)

@@ -102,8 +102,8 @@ def sizes_of(file: ModelSource, adapter: str = "") -> ModelSizes:
     weights = open_source(file.path)
     rounds = open_source(file.path, FAST).label != weights.label
     held = count_held_bytes(weights) or size
-    if adapter == OPENVINO_LLAMA:  # the file's own are there, too
-        held += size
+    if adapter == OPENVINO_LLAMA:  # the file's own are there, too, or a draft's
+        held, draft_bytes = held + size, held + draft_bytes
     return ModelSizes(weights.spec.matrix_elements, size, weights.label, held, rounds, draft_bytes)
 
 

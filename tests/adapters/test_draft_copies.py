@@ -18,6 +18,7 @@ from adapters.gguf_splits import read_model_header
 from adapters.libllama import find_mainline
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.library import load_library
+from adapters.openvino_llama.adapter import OpenVinoLlamaAdapter
 from adapters.openvino_rt.adapter import OpenVinoAdapter
 from adapters.openvino_rt.convert import convert
 from adapters.source_meter import SourceMeter
@@ -38,6 +39,7 @@ MODELS = {
 RUNTIMES: dict[str, Callable[[], Adapter]] = {
     "ik": LlamaCppAdapter,
     "mainline": lambda: LlamaCppAdapter(lambda: load_library(find_mainline("xllamacpp"))),
+    "behind openvino": OpenVinoLlamaAdapter,
 }
 OPTIONS = LoadOptions(exactness=Exactness.KERNEL, slots=2, kv_cache_bytes=8 << 20, threads=1)
 
@@ -66,7 +68,14 @@ def load(adapter: Adapter, source: Path) -> LoadedModel:
 
 
 @pytest.mark.usefixtures("few_outputs")
-@pytest.mark.parametrize("runtime", [pytest.param("ik", marks=NO_FORK), pytest.param("mainline", marks=NO_MAINLINE)])
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        pytest.param("ik", marks=NO_FORK),
+        pytest.param("mainline", marks=NO_MAINLINE),
+        pytest.param("behind openvino", marks=NO_FORK),
+    ],
+)
 @pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS)
 def test_a_copy_says_some_tokens_and_reads_all(tmp_path: Path, shape: Tiny, runtime: str) -> None:
     """Tokens outside its outputs are fed, one alone among them."""
@@ -75,7 +84,8 @@ def test_a_copy_says_some_tokens_and_reads_all(tmp_path: Path, shape: Tiny, runt
     model.forward([Segment(0, 0, TOKENS[:6], (0, 0))])
     model.forward([Segment(0, 6, [9], (0, 1))])  # which the next one takes back
     rows = model.forward([Segment(0, 6, TOKENS[6:9], (0, 3))]).logits.copy()
-    rows = np.concatenate([rows, model.forward([Segment(0, 9, TOKENS[9:], (0, 1))]).logits])
+    last = Segment(0, 9, TOKENS[9:], (0, 1), apart=model.capabilities.apart_tokens > 0)
+    rows = np.concatenate([rows, model.forward([last]).logits])
     spec, weights = model.spec, model.capabilities.weights
     model.close()
     expected = logits(shape, arrays, TOKENS)[6:][:, spec.output_ids]
@@ -83,7 +93,8 @@ def test_a_copy_says_some_tokens_and_reads_all(tmp_path: Path, shape: Tiny, runt
     assert spec.output_ids == (*range(OUTPUTS), 63)
     assert (spec.vocabulary_size, spec.outputs) == (64, OUTPUTS + 1)
     assert np.abs(rows - expected).max() < error * np.abs(expected).max()
-    assert weights == f"int4 (Q4_0{'' if shape.kind is Kind.Q4_0 else ' from Q8_0'}), 25 of 64 tokens"
+    label = f"int4 (Q4_0{'' if shape.kind is Kind.Q4_0 else ' from Q8_0'}), 25 of 64 tokens"
+    assert weights.partition(", prompts ")[0] == label
 
 
 @pytest.mark.usefixtures("few_outputs")

@@ -142,7 +142,10 @@ def test_an_unknown_adapter_is_told_with_its_line_and_what_is_installed(tiny, br
     config.write_text("model:\n  source: simulated:toy\n  adapter: tinny\n")
     found = outrider_process("serve", "--config", str(config))
     assert found.returncode == 1
-    assert f"{config}:3: model.adapter: must be 'llama_cpp', 'openvino_llama', 'onnx_rt', 'openvino_rt', 'simulated'" in found.stderr
+    assert (
+        f"{config}:3: model.adapter: must be 'llama_cpp', 'openvino_llama', 'onnx_rt', 'openvino_rt', 'simulated'"
+        in found.stderr
+    )
     assert "'tiny'" in found.stderr
     assert "not 'tinny'" in found.stderr
     config.write_text("model:\n  source: simulated:toy\n  adapter: npu\n")
