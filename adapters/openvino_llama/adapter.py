@@ -87,6 +87,8 @@ class OpenVinoLlamaAdapter:
             refuse_directory(self.name, source.name)
         self._reader.prepare(source, target, progress)
         facts = read_facts(target)
+        for left in target.glob("*.gguf"):  # by a call that was ended behind it
+            left.unlink()
         self._decoder.prepare(source, target, progress, weights)
         write_facts(target, {**facts, **read_facts(target), READER: facts, "is_draft": weights == DRAFT})
 

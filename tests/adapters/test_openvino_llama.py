@@ -139,6 +139,16 @@ def test_a_conversion_that_is_there_is_linked_and_not_made_again(tmp_path):
     assert json.loads((again / "spec.json").read_text())["weights"] == label
 
 
+def test_what_a_call_left_that_was_ended_is_gone_on_with(tmp_path):
+    source = write_file(MODELS, tmp_path, "qwen2")
+    prepared = prepare(source)
+    facts = (prepared / "spec.json").read_bytes()
+    (prepared / "spec.json").unlink()
+    ADAPTER.prepare(source, prepared, silent)
+    assert (prepared / "spec.json").read_bytes() == facts
+    load(prepared).close()
+
+
 def test_what_only_one_of_the_two_runs_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(ModelRefused, match="set adapter: llama_cpp"):
         check_files(write_llama_file(tmp_path, "qwen35"), adapter=OPENVINO_LLAMA)
