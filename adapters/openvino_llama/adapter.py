@@ -70,7 +70,12 @@ class OpenVinoLlamaAdapter:
         """Return the processor. Raises AdapterUnavailable where either runtime is not here."""
         read = {device.name: device for device in self._reader.devices() if is_processor(device.name)}
         return [
-            replace(device, adapter=self.name, memory_costs=_COSTS)
+            replace(
+                device,
+                adapter=self.name,
+                full_name=f"{device.full_name}, prompts by OpenVINO",
+                memory_costs=_COSTS,
+            )
             for device in self._decoder.devices()
             if device.name in read
         ]
