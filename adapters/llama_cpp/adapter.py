@@ -59,7 +59,7 @@ _FIRST_FILE: Final = "model-00001-of-{count:05d}.gguf"
 _REASON: Final = "error loading model:"
 CONTEXT_BYTES: Final = 26 * MIB
 """Of a context of ik_llama.cpp beside its KV cache and logits: 26 MiB for the default model, 28 for one of 1.5B."""
-_COSTS: Final = MemoryCosts(
+MEMORY_COSTS: Final = MemoryCosts(
     fixed_bytes=60 * MIB,
     weights_copies=1,
     embedding_copies=1,
@@ -77,8 +77,8 @@ LAYER_COSTS: Final = LayerCosts(
     slot_rows=MOST_ROWS,
     slot_positions=STEP_CELLS,
     kv_copies=1 + 1 / GROWTH,
-    mlp_floats=_COSTS.mlp_floats,
-    hidden_floats=_COSTS.hidden_floats,
+    mlp_floats=MEMORY_COSTS.mlp_floats,
+    hidden_floats=MEMORY_COSTS.hidden_floats,
 )
 """By what the library says of its buffers. Its driver's own part is what a plan leaves free."""
 _FED_ROWS: Final = ("llama", "qwen2", "qwen3")
@@ -179,7 +179,7 @@ class LlamaCppAdapter:
             precisions=(Precision.FP32,),
             kv_cache=(Precision.FP16,),
             exact_kv_cache=(Precision.FP16,),
-            memory_costs=_COSTS,
+            memory_costs=MEMORY_COSTS,
             has_fast=False,
             has_draft=True,
         )

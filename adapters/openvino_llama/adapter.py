@@ -24,33 +24,28 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.decoder.limits import refuse_directory
-from adapters.llama_cpp.adapter import CONTEXT_BYTES, LlamaCppAdapter
-from adapters.llama_cpp.contexts import BLOCK_TOKENS, MOST_ROWS
+from adapters.llama_cpp.adapter import MEMORY_COSTS, LlamaCppAdapter
+from adapters.llama_cpp.contexts import BLOCK_TOKENS
 from adapters.llama_cpp.model import LlamaModel
 from adapters.names import OPENVINO_LLAMA
 from adapters.openvino_llama.model import KeyOrder, TwoRuntimesModel
-from adapters.openvino_rt.adapter import OpenVinoAdapter
+from adapters.openvino_rt.adapter import CPU_MEMORY, OpenVinoAdapter
 from adapters.openvino_rt.model import PagedModel
 from adapters.prepared_facts import READER, read_facts, write_facts
 from device_profiles.device_names import is_processor
-from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DRAFT, DeviceProfile, WeightsFormat
-from device_profiles.units import MIB, ceil_div
+from device_profiles.units import ceil_div
 
-_COSTS: Final = MemoryCosts(
-    fixed_bytes=92 * MIB,
-    layer_bytes=4_900_000,
+_COSTS: Final = replace(
+    MEMORY_COSTS,
+    fixed_bytes=MEMORY_COSTS.fixed_bytes + CPU_MEMORY.fixed_bytes,
+    layer_bytes=CPU_MEMORY.layer_bytes,
     # Of what is prepared a file in 8 bits is two thirds or half, which OpenVINO has twice; the rest llama.cpp has once.
     weights_copies=1.6,
-    embedding_copies=1,
-    logits_copies=4.5,
-    scores_rows=192,
-    mlp_floats=2,
-    hidden_floats=8,
-    slot_logits_rows=2 * MOST_ROWS,
-    slot_bytes=CONTEXT_BYTES,
+    logits_copies=MEMORY_COSTS.logits_copies + CPU_MEMORY.logits_copies + 1,
+    scores_rows=CPU_MEMORY.scores_rows,
 )
-"""The sum of what the two runtimes have."""
+"""The sum of what the two runtimes have, and the logits of both in one array."""
 _PAGES_MORE: Final = 2  # of the reader: one for rows that only fill up, one for those behind a prompt's end
 _PROBE: Final = 16  # tokens that both runtimes compute, for their caches to be compared. Not tuned.
 _MOST_UNLIKE: Final = 0.5

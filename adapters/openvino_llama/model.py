@@ -110,8 +110,9 @@ class TwoRuntimesModel:
         return self._decoder.block_rules
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        self._decoder.check([_as_decoded(segment) for segment in batch])
-        needed, free = self.count_needed_blocks(batch), self.free_blocks()
+        decoded = [_as_decoded(segment) for segment in batch]
+        self._decoder.check(decoded)
+        needed, free = self._decoder.count_needed_blocks(decoded), self.free_blocks()
         if needed > free:
             raise CapacityError(f"{needed} KV blocks are needed and {free} are free")
         counts = [segment.rows[1] - segment.rows[0] for segment in batch]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adapters.artefact import find_beside
+from adapters.artefact import find_beside, list_kept
 from adapters.contract import (
     AdapterUnavailable,
     LayerRange,
@@ -43,7 +43,7 @@ from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
 
 # The file is mapped and packed again; a quantised embedding is widened to 16 bits for its lookups.
-_CPU_MEMORY = MemoryCosts(
+CPU_MEMORY = MemoryCosts(
     fixed_bytes=32 * MIB,
     layer_bytes=4_900_000,
     weights_copies=2,
@@ -142,7 +142,7 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
 
 def _find_cpu_memory() -> MemoryCosts:
     """Return what this processor holds. Without AMX it packs no layer again."""
-    return _CPU_MEMORY if _AMX in processor().isa else replace(_CPU_MEMORY, layers_copies_16bit=0)
+    return CPU_MEMORY if _AMX in processor().isa else replace(CPU_MEMORY, layers_copies_16bit=0)
 
 
 def _nncf(weights: WeightsFormat) -> str:
@@ -157,15 +157,17 @@ def _nncf(weights: WeightsFormat) -> str:
 
 def _link_made(made: Path | None, target: Path) -> bool:
     """Let `target` have the files of a model that was converted before; False where there is none, or they cannot be
-    linked."""
+    linked. Nobody goes on with what another conversion left there: it would write into what is linked."""
     if made is None:
         return False
     facts = read_facts(made)
+    for left in (*list_kept(target), target / MODEL_FILE, target / WEIGHTS_FILE):
+        left.unlink(missing_ok=True)
     try:
         for name in (MODEL_FILE, WEIGHTS_FILE):
-            (target / name).unlink(missing_ok=True)
             os.link(made / name, target / name)
     except OSError:
+        (target / MODEL_FILE).unlink(missing_ok=True)
         return False
     write_facts(target, facts.get(READER, facts))
     return True

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from adapters.conformance.case import silent
 from adapters.contract import (
     AdapterUnavailable,
     BlockRules,
     CapacityError,
-    LoadOptions,
     ModelRefused,
     Precision,
     RuntimeFailed,
@@ -35,6 +34,7 @@ from adapters.model_store import ModelStore
 from orchestrator.clock import SystemClock
 from orchestrator.worker.measuring.steps import measure_steps
 from tests.support.model_rows import loads_models
+from tests.support.prepared_models import load_small, prepare_beside
 from tests.support.tiny_gguf import Tiny, logits, write, write_file
 
 tiny = partial(Tiny, hidden=128, heads=2, kv_heads=1, head_dim=64)
@@ -48,21 +48,7 @@ MODELS = {
 }
 
 
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
-
-
-def prepare(source: Path) -> Path:
-    target = source.parent / "prepared"
-    target.mkdir()
-    ADAPTER.prepare(source, target, silent)
-    return target
-
-
-def load(prepared: Path, **options):
-    return ADAPTER.load(
-        prepared, LoadOptions(**({"slots": 4, "kv_cache_bytes": 8 << 20, "threads": 1} | options)), silent
-    )
+prepare, load = partial(prepare_beside, ADAPTER), partial(load_small, ADAPTER)
 
 
 @loads_models("llama_cpp", "GGUF", {name: shape.family for name, shape in MODELS.items()}, partial(write_file, MODELS))

@@ -12,7 +12,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from adapters import registry
-from adapters.contract import CapacityError, LoadOptions, ModelRefused, Precision, Segment, Unsupported
+from adapters.conformance.case import silent
+from adapters.contract import CapacityError, ModelRefused, Precision, Segment, Unsupported
 from adapters.device_check import check_device
 from adapters.model_checks import check_files
 from adapters.model_source import ModelSource
@@ -21,6 +22,7 @@ from adapters.names import OPENVINO_LLAMA
 from adapters.openvino_llama.adapter import OpenVinoLlamaAdapter
 from tests.support.conformance import NO_FORK
 from tests.support.model_rows import loads_models
+from tests.support.prepared_models import load_small, prepare_beside
 from tests.support.tiny_gguf import Tiny, logits, write, write_file
 from tests.support.tiny_llama_files import write_llama_file
 
@@ -36,21 +38,7 @@ MODELS = {
 _PROMPT, _TEXT = 30, 40
 
 
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
-
-
-def prepare(source: Path) -> Path:
-    target = source.parent / "prepared"
-    target.mkdir()
-    ADAPTER.prepare(source, target, silent)
-    return target
-
-
-def load(prepared: Path, **options):
-    return ADAPTER.load(
-        prepared, LoadOptions(**({"slots": 4, "kv_cache_bytes": 8 << 20, "threads": 1} | options)), silent
-    )
+prepare, load = partial(prepare_beside, ADAPTER), partial(load_small, ADAPTER)
 
 
 def text_of(shape: Tiny, count: int, step: int = 5) -> list[int]:
@@ -137,6 +125,26 @@ def test_a_conversion_that_is_there_is_linked_and_not_made_again(tmp_path):
     again = store.prepare(file, registry.get("openvino_rt"), silent)
     assert os.path.samefile(again / "model.bin", both / "model.bin")
     assert json.loads((again / "spec.json").read_text())["weights"] == label
+
+
+def test_where_a_link_fails_the_model_is_converted_and_the_other_artefact_stays(tmp_path, monkeypatch):
+    source = write_file(MODELS, tmp_path, "qwen2")
+    store = ModelStore(tmp_path / "store")
+    file = ModelSource(source, str(source), str(source))
+    alone = store.prepare(file, registry.get("openvino_rt"), silent)
+    before = {name: (alone / name).read_bytes() for name in ("model.xml", "model.bin")}
+    link = os.link
+
+    def fail_for_weights(made: Path, target: Path) -> None:
+        if target.name == "model.bin":
+            raise OSError("too many links")
+        link(made, target)
+
+    monkeypatch.setattr(os, "link", fail_for_weights)
+    both = store.prepare(file, ADAPTER, silent)
+    assert not any(os.path.samefile(alone / name, both / name) for name in before)
+    assert {name: (alone / name).read_bytes() for name in before} == before
+    load(both).close()
 
 
 def test_what_a_call_left_that_was_ended_is_gone_on_with(tmp_path):
