@@ -1,7 +1,11 @@
 """What target replicas take for a token, by how many sequences they decode at a time, from the rounds that they ran.
 
-A straight line, tpot_ms = a + b n, fitted by least squares in which older rounds count ever less. Replicas that are
+A straight line, tpot_ms = a + b n, fitted by least squares in which older rounds count ever less among those that had
+about as many sequences. So what a lone sequence takes is still known after many rounds with others. Replicas that are
 alike share a line: measured apart they would differ by noise, and noise would decide where requests go.
+
+What one takes may be more while others work beside it, as they share memory, cores or the daemon. How many times as
+long is learnt of each by itself, and the line is of rounds without them.
 
 Summing up anew for each candidate of each request is quadratic in replicas. So `SharedPaces` keeps what all show
 together. Sums that are added to and taken from drift by rounding: few paces are summed anew each time, and many after
@@ -14,13 +18,16 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-# Weight that all older rounds keep with each new one: some 50 of them count (ADR 0027). Not tuned.
+# Weight that older rounds with about as many sequences keep with each new one: some 50 count (ADR 0027). Not tuned.
 KEPT = 0.98
 # Variance of the sequences, or rows, from which a slope can be read: half of one is the deviation. Not tuned.
 LEAST_SPREAD = 0.25
-# Of the mean, for each sequence more: what is assumed until it can be. On processors a sequence more added 0.08 to 0.15
-# of a plain round.
-_USUAL_SLOPE = 0.1
+# Of a lone sequence's time, for each sequence more: what is assumed where no profile says it, until it can be read. On
+# processors one more added 0.08 to 0.15.
+USUAL_RISE: Final = 0.1
+# What the newest round that others worked beside counts in what they cost. Faster than the line forgets, so that rounds
+# beside others do not change the line first. ADR 0144. Not tuned.
+_NEWEST_BESIDE: Final = 0.1
 # ADR 0027: replicas within it share a line. With a line each, noise spread eight equal requests 5 to 3 and worse.
 _ALIKE = 1.25
 UNKNOWN_TPOT_MS = 10.0
@@ -39,9 +46,14 @@ _HOPED: Final = 0.6
 _SUMMED_ANEW: Final = 16
 
 
+_NO_LEVELS: Final[Mapping[int, tuple[float, ...]]] = MappingProxyType({})
+
+
 class ReplicaPace(NamedTuple):
     """Weighted sums over rounds: their number, sequences, squares of them, TPOT (ms), products of both, waiting
-    for drafts (ms), tokens of a sequence. `prefill_ms`: mean time of a row of prefill; 0 where none was seen."""
+    for drafts (ms), tokens of a sequence, and `rise`: the share of a lone sequence's time that each one more is
+    expected to add. `prefill_ms`: mean time of a row of prefill; 0 where none was seen. `levels`: of one replica the
+    same sums, apart by the bits that the number of sequences has; each forgets by itself."""
 
     weight: float = 0.0
     n: float = 0.0
@@ -50,11 +62,14 @@ class ReplicaPace(NamedTuple):
     n_ms: float = 0.0
     wait_ms: float = 0.0
     made: float = 0.0
+    rise: float = 0.0
     prefill_ms: float = 0.0
+    levels: Mapping[int, tuple[float, ...]] = _NO_LEVELS
 
     def tpot_ms(self, sequences: int) -> float:
-        """Return what a token takes each of so many sequences; 0 where nothing was measured."""
-        weight, n, nn, ms, n_ms, _, _, _ = self
+        """Return what a token takes each of so many sequences; 0 where nothing was measured. It is never less than so
+        many sequences' part of what more of them took."""
+        weight, n, nn, ms, n_ms, _, _, rise, _, _ = self
         if not weight:
             return 0.0
         mean_n, mean_ms = n / weight, ms / weight
@@ -62,9 +77,10 @@ class ReplicaPace(NamedTuple):
         if spread >= LEAST_SPREAD:
             slope = (n_ms / weight - mean_n * mean_ms) / spread
         else:
-            slope = _USUAL_SLOPE * mean_ms / (mean_n if mean_n > 1.0 else 1.0)
-        mean = mean_ms + slope * (sequences - mean_n) if slope > 0.0 else mean_ms
-        return mean if mean > mean_ms / 4.0 else mean_ms / 4.0
+            slope = mean_ms / (weight / rise + mean_n - 1.0) if rise > 0.0 else 0.0
+        if slope <= 0.0:
+            return mean_ms
+        return max(mean_ms + slope * (sequences - mean_n), mean_ms * min(1.0, sequences / mean_n))
 
 
 def _observe(
@@ -75,6 +91,7 @@ def _observe(
     drafted: float,
     round_ms: float,
     draft_ms: float = 0.0,
+    rise: float = USUAL_RISE,
 ) -> ReplicaPace:
     prefilled = rows - 2 * sequences - drafted
     if prefilled > 0:
@@ -84,22 +101,18 @@ def _observe(
     if tokens <= 0 or sequences <= 0:
         return pace
     tpot_ms = round_ms * sequences / tokens
-    weight, n, nn, ms, n_ms, wait_ms, made, prefill_ms = pace
-    return ReplicaPace(
-        KEPT * weight + 1.0,
-        KEPT * n + sequences,
-        KEPT * nn + sequences * sequences,
-        KEPT * ms + tpot_ms,
-        KEPT * n_ms + sequences * tpot_ms,
-        KEPT * wait_ms + draft_ms,
-        KEPT * made + tokens / sequences,
-        prefill_ms,
-    )
+    seen = (1.0, sequences, sequences * sequences, tpot_ms, sequences * tpot_ms, draft_ms, tokens / sequences, rise)
+    level = sequences.bit_length()
+    known = pace.levels.get(level)
+    sums = seen if known is None else tuple(KEPT * old + new for old, new in zip(known, seen, strict=True))
+    levels = {**pace.levels, level: sums}
+    weight, n, nn, ms, n_ms, wait_ms, made, rises = map(sum, zip(*levels.values(), strict=True))
+    return ReplicaPace(weight, n, nn, ms, n_ms, wait_ms, made, rises, pace.prefill_ms, levels)
 
 
 class SeenRound(NamedTuple):
     """A round as a replica's pace is learnt from it. `draft`: what proposed tokens there then ("": nothing);
-    `draft_ms`: what the round waited for it."""
+    `draft_ms`: what the round waited for it. `beside`: other replicas had requests then."""
 
     sequences: int
     tokens: float
@@ -108,10 +121,12 @@ class SeenRound(NamedTuple):
     round_ms: float
     draft_ms: float = 0.0
     draft: str = ""
+    beside: bool = False
 
 
 class PairPaces(NamedTuple):
-    """What a replica takes for a token: `plain`, as it would be without drafts, and with each draft that it had.
+    """What a replica takes for a token: `plain`, as it would be without drafts, and with each draft that it had. While
+    other replicas work it takes `company` times as long.
 
     A round with drafts says what one without would take at most: its time less that of drafting, for one token of each
     sequence. So both are known without a round being spent on it.
@@ -119,18 +134,25 @@ class PairPaces(NamedTuple):
 
     plain: ReplicaPace = ReplicaPace()
     drafted: Mapping[str, ReplicaPace] = MappingProxyType({})
+    company: float = 1.0
 
-    def observe(self, seen: SeenRound, stretch: float = 1.0) -> PairPaces:
-        """Take in a round that took `stretch` times as long as on a device of its own."""
-        sequences, tokens, rows, drafted, round_ms, draft_ms, draft = seen
+    def observe(self, seen: SeenRound, stretch: float = 1.0, rise: float = USUAL_RISE) -> PairPaces:
+        """Take in a round that took `stretch` times as long as on a device of its own. `rise`: see ReplicaPace."""
+        sequences, tokens, rows, drafted, round_ms, draft_ms, draft, beside = seen
         plain_ms = (round_ms - (draft_ms if drafted else 0.0)) / stretch
         work = sequences if drafted else tokens
-        plain = _observe(self.plain, sequences, work, rows, drafted, plain_ms if plain_ms > 0.0 else 0.0)
+        company = self.company
+        if beside:
+            if work > 0 and sequences.bit_length() in self.plain.levels and rows <= 2 * sequences + drafted:
+                times = plain_ms * sequences / work / self.plain.tpot_ms(sequences)
+                company = max(1.0, company + _NEWEST_BESIDE * (times - company))
+            plain_ms, stretch = plain_ms / company, stretch * company
+        plain = _observe(self.plain, sequences, work, rows, drafted, plain_ms if plain_ms > 0.0 else 0.0, 0.0, rise)
         if not draft:
-            return PairPaces(plain, self.drafted)
+            return PairPaces(plain, self.drafted, company)
         known = self.drafted.get(draft, ReplicaPace())
-        with_it = _observe(known, sequences, tokens, rows, drafted, round_ms / stretch, draft_ms / stretch)
-        return PairPaces(plain, {**self.drafted, draft: with_it})
+        with_it = _observe(known, sequences, tokens, rows, drafted, round_ms / stretch, draft_ms / stretch, rise)
+        return PairPaces(plain, {**self.drafted, draft: with_it}, company)
 
 
 def reckon_saved_ms(
@@ -158,9 +180,10 @@ def expect_pace(*, places: int, alone_ms: float, full_ms: float, prefill_ms: flo
     if alone_ms <= 0.0:
         return ReplicaPace()
     if places <= 1:
-        return ReplicaPace(1.0, 1.0, 1.0, alone_ms, alone_ms, prefill_ms=prefill_ms)
+        return ReplicaPace(1.0, 1.0, 1.0, alone_ms, alone_ms, rise=USUAL_RISE, prefill_ms=prefill_ms)
     n, nn, n_ms = 1.0 + places, 1.0 + places * places, alone_ms + places * full_ms
-    return ReplicaPace(2.0, n, nn, alone_ms + full_ms, n_ms, prefill_ms=prefill_ms)
+    rise = max(0.0, full_ms / alone_ms - 1.0) / (places - 1)
+    return ReplicaPace(2.0, n, nn, alone_ms + full_ms, n_ms, rise=2.0 * rise, prefill_ms=prefill_ms)
 
 
 def is_alike(own_ms: float, together_ms: float) -> bool:
@@ -171,7 +194,7 @@ def is_alike(own_ms: float, together_ms: float) -> bool:
 def reckon_tpot_ms(own_ms: float, together_ms: float, sequences: int) -> float:
     """Return the TPOT to reckon with, of what one replica takes and what all take together; 0: not measured."""
     if not together_ms:
-        return UNKNOWN_TPOT_MS * (1.0 + _USUAL_SLOPE * (sequences - 1))
+        return UNKNOWN_TPOT_MS * (1.0 + USUAL_RISE * (sequences - 1))
     return together_ms if is_alike(own_ms, together_ms) else own_ms
 
 
@@ -196,6 +219,7 @@ def add_paces(paces: Sequence[ReplicaPace]) -> ReplicaPace:
         n_ms=sum(pace.n_ms for pace in paces),
         wait_ms=sum(pace.wait_ms for pace in paces),
         made=sum(pace.made for pace in paces),
+        rise=sum(pace.rise for pace in paces),
     )
 
 
@@ -236,6 +260,7 @@ class PaceSum:
             known.n_ms - old.n_ms + new.n_ms,
             known.wait_ms - old.wait_ms + new.wait_ms,
             known.made - old.made + new.made,
+            known.rise - old.rise + new.rise,
         )
         self._prefills += (new.prefill_ms > 0.0) - (old.prefill_ms > 0.0)
         self._prefill_ms += new.prefill_ms - old.prefill_ms

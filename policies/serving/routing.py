@@ -64,7 +64,8 @@ class ReplicaState:
     `prefill_ms_per_token`: measured. `risk`: why it may be lost ("": it is healthy). `serving` is False while it
     drains, loads, or is lost, and `why_not` says which. `draft`: what proposes tokens there ("": nothing works), which
     saves `draft_saves_ms` of a token's time. `stretch`: what else its device does. `free_share`: of the device's
-    memory. `others`: so many of its requests are of clients that are not ours."""
+    memory. `others`: so many of its requests are of clients that are not ours. `company`: so many times as long its tokens take
+    for what other replicas do now, which is in `tpot_ms`."""
 
     name: str
     running: int
@@ -83,6 +84,7 @@ class ReplicaState:
     stretch: Stretch = ALONE
     free_share: float = 1.0
     others: int = 0
+    company: float = 1.0
 
 
 @dataclass(slots=True)
@@ -275,6 +277,7 @@ def _rate_replica(replica: ReplicaState, request: RoutedRequest, weights: Routin
     taken = replica.kv_tokens - replica.kv_free_tokens + request.prompt_tokens + request.output_tokens - cached
     filled = taken / replica.kv_tokens if replica.kv_tokens else 0.0
     shared = f", {replica.others} requests are others'" if replica.others else ""
+    company = f", {replica.company:.2f} times as long as alone" if replica.company > 1.0 else ""
     texts = (
         ("queue", f"{replica.waiting} wait, {replica.running} of {replica.places} places{shared}"),
         ("kv_pressure", f"KV cache {filled:.0%} full with it"),
@@ -283,7 +286,7 @@ def _rate_replica(replica: ReplicaState, request: RoutedRequest, weights: Routin
         ("health", replica.risk or "healthy"),
         ("deadline", _describe_deadline(costs, replica.stretch.factor, request)),
         ("prefix_affinity", f"{cached} of {request.prompt_tokens} tokens cached"),
-        ("tpot", f"{replica.tpot_ms:.1f} ms a token without drafts"),
+        ("tpot", f"{replica.tpot_ms:.1f} ms a token without drafts{company}"),
         ("draft", _describe_draft(replica, request)),
     )
     terms = tuple(

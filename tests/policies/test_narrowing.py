@@ -92,6 +92,7 @@ paces = st.builds(  # sums of times are numbers
     st.floats(1.0, 50_000.0),
     st.floats(0.0, 500.0),
     st.floats(1.0, 400.0),
+    st.floats(0.0, 50.0),
     st.floats(0.0, 100.0),
 )
 
@@ -104,4 +105,4 @@ def test_sums_that_are_kept_are_those_of_all_paces(told: list[tuple[int, Replica
         known.pop(number, None)
         if pace is not None:
             known[number] = pace
-        assert tuple(kept.find_sum()) == pytest.approx(tuple(add_paces(list(known.values()))))
+        assert kept.find_sum()[:-1] == pytest.approx(add_paces(list(known.values()))[:-1])

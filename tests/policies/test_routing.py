@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, predict_prefill_ms
+from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, expect_pace, predict_prefill_ms
 from policies.serving.routing import ReplicaState, RoutedRequest, route
 from tests.support.paces import predict_tpot_ms
 
@@ -86,6 +87,41 @@ def observe_plain_round(pace: ReplicaPace, seen: SeenRound) -> ReplicaPace:
 def test_the_pace_is_read_off_the_rounds_also_between_and_beyond_them():
     pace = observe_all({1: 8.0, 4: 14.0})
     assert [round(pace.tpot_ms(n), 6) for n in (1, 2, 4, 8)] == [8.0, 10.0, 14.0, 22.0]
+
+
+@given(st.floats(2.0, 60.0), st.floats(1.0, 3.9), st.integers(50, 300))
+def test_what_a_lone_sequence_takes_is_known_after_many_rounds_with_others(lone_ms: float, grown: float, rounds: int):
+    pace = observe_all({1: lone_ms})
+    for _ in range(rounds):
+        pace = observe_plain_round(pace, SeenRound(4, 4, 8, 0, grown * lone_ms))
+    assert pace.tpot_ms(1) == pytest.approx(lone_ms)
+    assert pace.tpot_ms(4) == pytest.approx(grown * lone_ms)
+
+
+@given(st.floats(2.0, 60.0), st.floats(1.0, 16.0), st.sampled_from([2, 4, 16]), st.integers(1, 16))
+def test_a_profile_says_what_more_sequences_take_until_rounds_do(lone_ms: float, full: float, seen: int, ask: int):
+    expected = expect_pace(places=16, alone_ms=lone_ms, full_ms=full * lone_ms, prefill_ms=1.0)
+    rise = expected.rise / expected.weight
+    times = 1.5  # what the device is slower than its profile
+    pace = PairPaces().observe(SeenRound(seen, seen, 2 * seen, 0, times * expected.tpot_ms(seen)), 1.0, rise).plain
+    assert pace.tpot_ms(ask) == pytest.approx(times * expected.tpot_ms(ask))
+
+
+@given(st.floats(2.0, 60.0), st.floats(1.0, 3.0), st.integers(60, 200))
+def test_rounds_beside_others_say_what_these_cost_and_leave_what_is_known_alone(
+    lone_ms: float, company: float, rounds: int
+):
+    paces = PairPaces()
+    for _ in range(rounds):
+        paces = paces.observe(SeenRound(1, 1, 2, 0, lone_ms))
+    for _ in range(rounds):
+        paces = paces.observe(SeenRound(1, 1, 2, 0, company * lone_ms, beside=True))
+    assert paces.plain.tpot_ms(1) * paces.company == pytest.approx(company * lone_ms, rel=0.05)
+    assert paces.plain.tpot_ms(1) < (1.0 + 0.25 * (company - 1.0)) * lone_ms + 1e-6
+    never_alone = PairPaces()
+    for _ in range(rounds):
+        never_alone = never_alone.observe(SeenRound(1, 1, 2, 0, company * lone_ms, beside=True))
+    assert never_alone.company == pytest.approx(1.0)
 
 
 def test_rounds_that_commit_drafts_count_by_their_tokens():

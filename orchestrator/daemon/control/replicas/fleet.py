@@ -171,6 +171,10 @@ class Fleet:
         self.refresh()
         return sorted(self._busy, key=place_of) if self._busy else []
 
+    def is_beside(self, replica: Replica) -> bool:
+        """Return whether another replica has streams, and so may slow this one down."""
+        return len(self._busy) > (replica in self._busy)
+
     @property
     def works(self) -> bool:
         return bool(self._busy or self._loading)

@@ -60,7 +60,8 @@ def _hear(state: State, replica: Replica, message: Event, now_s: float) -> list[
     """Fold what a replica's worker says that is not being ended."""
     if isinstance(message, RoundReport):
         state.loads.observe_round(replica.spec, message.device_ms)
-        replica.see_round(message, sampled=state.loads.samples(replica.device))
+        beside = state.fleet.is_beside(replica)
+        replica.see_round(message, sampled=state.loads.samples(replica.device), beside=beside)
         replica.life.hear_round(message.round_ms, now_s)
         if replica.rank in _NOT_SERVING:
             replica.state.observe_event(message)

@@ -34,7 +34,7 @@ from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Gauges, RoundReport, ServerLoad
 from policies.serving.failover.health import Health
 from policies.serving.overrides import OperatorBounds
-from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, expect_pace
+from policies.serving.replica_load import USUAL_RISE, PairPaces, ReplicaPace, SeenRound, expect_pace
 from policies.serving.routing import Route
 
 _UNKNOWN: Final = ReplicaPace()
@@ -235,10 +235,10 @@ class Replica:
                 self._draft = "+".join(name for name in working if name in ready.drafting.drafters)
         return self._draft
 
-    def see_round(self, done: RoundReport, *, sampled: bool) -> None:
+    def see_round(self, done: RoundReport, *, sampled: bool, beside: bool = False) -> None:
         """Its worker finished a round: learn from it at once, or with the next sample where the device is `sampled`.
         That says how much of the device the round had. Rounds that are under way together are as one of all their
-        sequences."""
+        sequences. `beside`: other replicas have requests."""
         tokens = done.round_tokens
         if not tokens:
             for delta in done.deltas:
@@ -254,13 +254,20 @@ class Replica:
             done.round_ms,
             done.draft_ms,
             self.draft,
+            beside,
         )
         if self.untold or sampled:
             self.untold.append(seen)
             if not sampled or len(self.untold) >= _MOST_UNTOLD:
                 self.learn(1.0)
         else:
-            self.paces = self._paces.observe(seen)
+            self.paces = self._paces.observe(seen, rise=self._rise)
+
+    @property
+    def _rise(self) -> float:
+        """What each sequence more adds to a lone one's time, as its profile has it."""
+        expected = self.expected_pace
+        return expected.rise / expected.weight if expected.weight else USUAL_RISE
 
     @property
     def others_running(self) -> int:
@@ -274,7 +281,7 @@ class Replica:
             return
         paces = self._paces
         for seen in self.untold:
-            paces = paces.observe(seen, stretch)
+            paces = paces.observe(seen, stretch, self._rise)
         self.untold.clear()
         self.paces = paces
 

@@ -16,7 +16,8 @@ from policies.serving.replica_load import SharedPaces, is_alike, reckon_tpot_ms
 
 MOST_BLOCKS: Final = 1_000_000
 """Of prompts that are remembered of all replicas together. ADR 0091: bounds memory."""
-# Of a token's time without drafts: a replica that waits longer for its draft is of another kind. ADR 0097. Not tuned.
+# Of a token's time without drafts: a replica that waits longer for its draft, or for others, is of another kind. ADR
+# 0097. Not tuned.
 _WAITS: Final = 0.1
 # ADR 0091: up to four that remember most of the prompt are priced.
 _MOST_HOLDERS: Final = 4
@@ -108,13 +109,14 @@ class Candidates:
 
     def _step_paces(self, replica: Replica) -> tuple[int, ...]:
         """Return what sets a replica apart from those on devices that are alike, in steps: what a token takes it alone
-        and with all places taken, and what it waits for its draft; () where nothing does."""
+        and with all places taken, what it waits for its draft, and what others cost it; () where nothing does."""
         pace, standing = replica.paces.plain, replica.standing
         group, places = self._paces.find_group(standing.alike), standing.places
         alone_ms, full_ms = pace.tpot_ms(1), pace.tpot_ms(places)
         drafted = replica.paces.drafted.get(standing.draft) if standing.draft else None
         wait_ms = drafted.wait_ms / drafted.weight if drafted is not None and drafted.weight else 0.0
         waits = step_of(wait_ms) if wait_ms > _WAITS * alone_ms else 0
+        company = step_of(replica.paces.company) if replica.paces.company > 1.0 + _WAITS else 0
         if is_alike(alone_ms, group.plain.tpot_ms(1)) and is_alike(full_ms, group.plain.tpot_ms(places)):
-            return (waits,) if waits else ()
-        return step_of(alone_ms), step_of(full_ms), waits
+            return (waits, company) if waits or company else ()
+        return step_of(alone_ms), step_of(full_ms), waits, company

@@ -258,6 +258,7 @@ def choose_route(
         for number, replica in enumerate(replicas):
             paces.set_paces(number, replica.paces, replica.standing.alike)
     cold = not prefix or streams.is_suspect(stream)
+    busy = sum(1 for replica in replicas if replica.standing.live)
     states = []
     for replica in replicas:
         standing, state = replica.standing, replica.state
@@ -277,6 +278,7 @@ def choose_route(
         group = paces.find_group(standing.alike)
         tpot_ms = reckon_tpot_ms(own_ms, paces.share_tpot_ms(group, standing.expected_pace, sequences), sequences)
         saved_ms = paces.predict_saved_ms(group, pace, draft, tpot_ms, sequences) if draft else 0.0
+        company = pace.company if busy > (live > 0) else 1.0
         if around.loads.knows:
             stretch, free_share = around.loads.find_share(replica.device, replica.spec.cores)
             saved_ms = saved_ms / around.stretch_drafts(replica.name) if saved_ms else 0.0
@@ -289,16 +291,17 @@ def choose_route(
                 standing.kv_tokens,
                 standing.kv_free_tokens,
                 0 if cold else replica.prefixes.count_cached_tokens(prefix),
-                tpot_ms,
+                tpot_ms * company,
                 paces.predict_prefill_ms(group, standing.expected_pace),
                 risks.get(replica.name, "") if risks else "",
                 not out,
                 out,
                 draft,
-                saved_ms,
+                saved_ms * company,
                 stretch,
                 free_share,
                 others,
+                company,
             )
         )
     return route(states, _request(stream, streams, around, now_s), around.weights)
