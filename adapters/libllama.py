@@ -27,7 +27,7 @@ VARIABLE: Final = "OUTRIDER_LIBLLAMA"
 _named: list[str] = []  # what a configuration has named
 DISTRIBUTION: Final = "ik-llama-cpp-python"
 FORK: Final = "ik_llama_cpp"
-_FORK_VARIABLE: Final = "IK_LLAMA_CPP_LIB_PATH"
+FORK_VARIABLE: Final = "IK_LLAMA_CPP_LIB_PATH"
 """Where the fork's package looks for a library in front of its own."""
 
 
@@ -109,10 +109,16 @@ def use_build(file: Path | None) -> None:
         os.environ[VARIABLE] = str(file)
 
 
+def is_portable() -> bool:
+    """Return whether the library that is used is of the fork's wheel, which was built for AVX2. Raises
+    AdapterUnavailable where there is none."""
+    return find_library().package == FORK and not os.environ.get(FORK_VARIABLE)
+
+
 def _name_fork() -> str:
-    own = os.environ.get(_FORK_VARIABLE, "")
+    own = os.environ.get(FORK_VARIABLE, "")
     if own:
-        return f"{DISTRIBUTION}, library {_digest_build(Path(own), _FORK_VARIABLE)}"
+        return f"{DISTRIBUTION}, library {_digest_build(Path(own), FORK_VARIABLE)}"
     try:
         return f"{DISTRIBUTION} {version(DISTRIBUTION)}"
     except PackageNotFoundError as error:

@@ -37,6 +37,8 @@ FRAMEWORKS: dict[str, tuple[Verdict, str]] = {
     "transformers": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
     "ray": ("warn", "pip install 'outrider[ray]', where cluster.address names a cluster of several hosts"),
 }
+_WIDE = "avx512_vnni"
+"""What the kernels of ik_llama.cpp use that wheels for all processors do without."""
 _CHECKOUT = (Path(__file__).parents[2] / "pyproject.toml").is_file()
 _OWN = "installed from this checkout" if _CHECKOUT else "installed with Outrider"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at
@@ -83,6 +85,7 @@ def examine(path: Path | None = None) -> list[Check]:
     return [
         _judge("python", sys.version.split()[0], supported, "use Python 3.11 or 3.12", worst="fail"),
         *_frameworks(),
+        *_kernels(),
         _judge("default model", (version := _find_version(model)) or "not installed", bool(version), todo),
         *_rooms(),
         *configuration,
@@ -126,6 +129,21 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
         *(Check("KV cache", "warn", note, "lower that key") for note in notes),
         *(Check("chat template", "warn", fault, todo) for fault in faults),
     ]
+
+
+def _kernels() -> list[Check]:
+    """Whether llama.cpp's kernels use what this processor has."""
+    from adapters.contract import AdapterUnavailable
+    from adapters.hardware import processor
+    from adapters.libllama import FORK_VARIABLE, is_portable
+
+    try:
+        narrow = is_portable() and _WIDE in processor().isa
+    except AdapterUnavailable:
+        return []
+    todo = f"for rows that take less, build ik_llama.cpp for it, and name its libllama.so in {FORK_VARIABLE}"
+    finding = f"built for AVX2, and this processor has {_WIDE}"
+    return [Check("kernels of llama_cpp", "ok", finding, todo)] if narrow else []
 
 
 def _judge(name: str, finding: str, good: bool, todo: str, *, worst: Verdict = "warn") -> Check:

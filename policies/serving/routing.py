@@ -64,8 +64,8 @@ class ReplicaState:
     `prefill_ms_per_token`: measured. `risk`: why it may be lost ("": it is healthy). `serving` is False while it
     drains, loads, or is lost, and `why_not` says which. `draft`: what proposes tokens there ("": nothing works), which
     saves `draft_saves_ms` of a token's time. `stretch`: what else its device does. `free_share`: of the device's
-    memory. `others`: so many of its requests are of clients that are not ours. `company`: so many times as long its tokens take
-    for what other replicas do now, which is in `tpot_ms`."""
+    memory. `others`: so many of its requests are of clients that are not ours. `company`: so many times as long its
+    tokens take for what other replicas do now, which is in `tpot_ms`."""
 
     name: str
     running: int
