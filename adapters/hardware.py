@@ -16,7 +16,7 @@ import psutil
 from adapters.builds import LIBRARIES, describe_lacking, find_build
 from adapters.contract import AdapterUnavailable
 from adapters.distributions import distribution_version
-from adapters.names import OWN_ADAPTERS
+from adapters.names import OPENVINO_LLAMA, OWN_ADAPTERS
 from adapters.nvml import query_nvidia
 from device_profiles.device_names import CPU_KIND, CUDA_KIND, find_index, split_device
 from device_profiles.measured import Hardware
@@ -42,10 +42,11 @@ def runtime_version(adapter: str) -> str:
     distribution's adapter, that distribution's. Raises AdapterUnavailable."""
     if adapter not in OWN_ADAPTERS:
         return distribution_version(adapter)
-    if adapter == "llama_cpp":
+    if adapter in ("llama_cpp", OPENVINO_LLAMA):
         from adapters.libllama import find_library
 
-        return find_library().version
+        decoder = find_library().version
+        return decoder if adapter == "llama_cpp" else f"{runtime_version('openvino_rt')}, {decoder}"
     build = find_build(LIBRARIES.get(adapter, "outrider"))
     if build is None:
         raise AdapterUnavailable(describe_lacking(adapter))

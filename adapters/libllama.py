@@ -7,6 +7,7 @@ kernels are quickest on processors, and mainline in `xllamacpp` or in the bindin
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -112,13 +113,34 @@ def use_build(file: Path | None) -> None:
 def is_portable() -> bool:
     """Return whether the library that is used is of the fork's wheel, which was built for AVX2. Raises
     AdapterUnavailable where there is none."""
-    return find_library().package == FORK and not os.environ.get(FORK_VARIABLE)
+    return find_library().package == FORK and find_fork_build() is None
+
+
+def find_build_directory() -> Path:
+    """Return where a library of the fork lies that was built in this environment for this machine's processor."""
+    return Path(sys.prefix, "share", "outrider", f"{DISTRIBUTION}-{_digest_processor()}")
+
+
+@cache
+def _digest_processor() -> str:
+    from adapters.hardware import processor  # which asks this module for versions
+
+    return blake2b(" ".join(processor().isa).encode(), digest_size=8).hexdigest()
+
+
+def find_fork_build() -> Path | None:
+    """Return a library of the fork that is used in place of its wheel's: the one that is named in FORK_VARIABLE, else
+    one that `outrider build-kernels` left; None where there is neither."""
+    if named := os.environ.get(FORK_VARIABLE, ""):
+        return Path(named)
+    built = find_build_directory() / "libllama.so"
+    return built if built.is_file() else None
 
 
 def _name_fork() -> str:
-    own = os.environ.get(FORK_VARIABLE, "")
-    if own:
-        return f"{DISTRIBUTION}, library {_digest_build(Path(own), FORK_VARIABLE)}"
+    own = find_fork_build()
+    if own is not None:
+        return f"{DISTRIBUTION}, library {_digest_build(own, FORK_VARIABLE)}"
     try:
         return f"{DISTRIBUTION} {version(DISTRIBUTION)}"
     except PackageNotFoundError as error:

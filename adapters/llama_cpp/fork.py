@@ -6,6 +6,7 @@ these are known to hold: where they differ, the bindings and the library are not
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import AdapterUnavailable, Exactness, NumericalClass
-from adapters.libllama import DISTRIBUTION
+from adapters.libllama import DISTRIBUTION, FORK_VARIABLE, find_build_directory, find_fork_build
 from adapters.llama_cpp.native import (
     BOOL,
     IN_ANY_ROWS,
@@ -64,6 +65,9 @@ class ForkLibrary(NativeLibrary):
         check_processor(DISTRIBUTION)
         try:
             installed = version(DISTRIBUTION)
+            own = find_fork_build()
+            if own is not None:
+                os.environ[FORK_VARIABLE] = str(own)  # which the package reads as it is imported
             with spinning_briefly():
                 from ik_llama_cpp import _ctypes_api as api
         except (PackageNotFoundError, ImportError, OSError) as error:
@@ -73,7 +77,8 @@ class ForkLibrary(NativeLibrary):
                 f"{DISTRIBUTION} {installed} is installed, and this adapter knows {', '.join(_TESTED)}: {INSTALL}"
             )
         structures = Structures(api.llama_model_params, api.llama_context_params, api.llama_batch)
-        release = f"{DISTRIBUTION} {installed}"
+        release = f"{DISTRIBUTION} {installed}" + ("" if own is None else ", built here")
+        self._adds_alike = own is not None and own.parent == find_build_directory()
         super().__init__(f"ik_llama.cpp ({release})", release, api._lib, structures, _MORE)
 
     @property
@@ -91,7 +96,8 @@ class ForkLibrary(NativeLibrary):
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
         if exactness is not Exactness.BIT:
             return [[IN_ANY_ROWS]]
-        return [[IN_PAIRS], [replace(IN_ANY_ROWS, fixed_width=FIXED_WIDTH)]]
+        padded = [[IN_PAIRS], [replace(IN_ANY_ROWS, fixed_width=FIXED_WIDTH)]]
+        return [[IN_ANY_ROWS], *padded] if self._adds_alike else padded
 
     def _set_model_options(self, options: Any, device: str, layers: int, *, repack: bool) -> object:
         options.use_mmap, options.repack_tensors, options.n_gpu_layers, options.flash_attn = not repack, repack, 0, True

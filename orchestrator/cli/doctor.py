@@ -37,8 +37,6 @@ FRAMEWORKS: dict[str, tuple[Verdict, str]] = {
     "transformers": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
     "ray": ("warn", "pip install 'outrider[ray]', where cluster.address names a cluster of several hosts"),
 }
-_WIDE = "avx512_vnni"
-"""What the kernels of ik_llama.cpp use that wheels for all processors do without."""
 _CHECKOUT = (Path(__file__).parents[2] / "pyproject.toml").is_file()
 _OWN = "installed from this checkout" if _CHECKOUT else "installed with Outrider"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at
@@ -132,18 +130,18 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
 
 
 def _kernels() -> list[Check]:
-    """Whether llama.cpp's kernels use what this processor has."""
+    """Whether llama.cpp's kernels are built for this processor, and need no padding."""
     from adapters.contract import AdapterUnavailable
-    from adapters.hardware import processor
-    from adapters.libllama import FORK_VARIABLE, is_portable
+    from adapters.libllama import is_portable
 
     try:
-        narrow = is_portable() and _WIDE in processor().isa
+        portable = is_portable()
     except AdapterUnavailable:
         return []
-    todo = f"for rows that take less, build ik_llama.cpp for it, and name its libllama.so in {FORK_VARIABLE}"
-    finding = f"built for AVX2, and this processor has {_WIDE}"
-    return [Check("kernels of llama_cpp", "ok", finding, todo)] if narrow else []
+    if not portable:
+        return [Check("kernels of llama_cpp", "ok", "built here")]
+    todo = "outrider build-kernels: minutes, once, and a token takes up to a quarter less"
+    return [Check("kernels of llama_cpp", "ok", "the wheel's, for AVX2", todo)]
 
 
 def _judge(name: str, finding: str, good: bool, todo: str, *, worst: Verdict = "warn") -> Check:

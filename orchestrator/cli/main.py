@@ -30,6 +30,7 @@ _OWN = {
     "cancel": "orchestrator.cli.requests:cancel",
     "doctor": "orchestrator.cli.doctor:doctor",
     "devices": "orchestrator.cli.devices:devices",
+    "build-kernels": "orchestrator.cli.build_kernels:build_kernels",
     "profile": "orchestrator.cli.profile:profile",
     "config": "orchestrator.cli.config:app",
     "submit": "orchestrator.cli.submit:app",

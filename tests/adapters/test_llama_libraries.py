@@ -171,7 +171,7 @@ def test_the_users_own_build_goes_before_packages_and_its_version_is_what_it_hol
     monkeypatch.delenv(VARIABLE, raising=False)
     if find_spec(FORK) is not None:
         assert find_library().package == FORK
-        assert runtime_version("llama_cpp").startswith("ik-llama-cpp-python ")
+        assert runtime_version("llama_cpp").startswith("ik-llama-cpp-python")
     file = tmp_path / "libllama.so"
     monkeypatch.setenv(VARIABLE, str(file))
     with pytest.raises(AdapterUnavailable, match=rf"{VARIABLE} names .*libllama\.so, which cannot be read"):

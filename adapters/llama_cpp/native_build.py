@@ -1,0 +1,136 @@
+"""ik_llama.cpp built on this machine, for its processor, and with the same bits for one row as for several.
+
+The wheel is built for AVX2, and its kernels add up a single row in another order than rows of several, so that `bit`
+pads each row that stands alone to two (docs/adr/0145-kernels-built-here.md). Here the source distribution of the same
+release is built by CMake. Where several rows and one had loops of their own, those of several are taken for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from adapters.contract import AdapterUnavailable
+from adapters.libllama import DISTRIBUTION, find_build_directory
+
+RELEASE: Final = "0.1.5"
+_SOURCE_SHA256: Final = "33c67eb99e4dcab5e611050433243815709b8b3067753f9ce18375013cf002ad"
+_SOURCES: Final = "vendor/ik_llama.cpp"
+_LIBRARIES: Final = ("src/libllama.so", "ggml/src/libggml.so")
+_OFF: Final = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER", "GGML_IQK_FA_ALL_QUANTS")
+"""What is not needed: the last one is attention over KV caches in 4 bits, half of what there is to compile."""
+
+
+class Edit(NamedTuple):
+    """In `file`, between `begin` and `end`, `old` stands `times` times, and becomes `new`."""
+
+    file: str
+    begin: str
+    end: str
+    old: str
+    new: str
+    times: int
+
+
+EDITS: Final = (
+    Edit(
+        *("ggml/src/iqk/iqk_gemm_kquants.cpp", "static void mul_mat_q2_k_r4_q8_k(", "> void set_functions("),
+        *("if constexpr (nrc_y == 1)", "if constexpr (false)", 13),
+    ),
+    Edit("ggml/src/iqk/iqk_flash_attn.cpp", "int first_k = 0", "return true;\n}\n\n#else", " neq1 == 1 ", " false ", 3),
+)
+"""Products with repacked K-quants, and attention: of one row they were another sum, or one over other pieces."""
+
+
+def edit_sources(directory: Path, edits: tuple[Edit, ...] = EDITS) -> None:
+    """Change sources as `edits` say. Raises AdapterUnavailable where a file is not as it was known."""
+    for edit in edits:
+        path = directory / edit.file
+        head, begin, rest = path.read_text(encoding="utf-8").partition(edit.begin)
+        part, end, tail = rest.partition(edit.end)
+        if not begin or not end or part.count(edit.old) != edit.times:
+            raise AdapterUnavailable(
+                f"{edit.file} of {DISTRIBUTION} {RELEASE} is not as it was known: nothing was built"
+            )
+        path.write_text(head + begin + part.replace(edit.old, edit.new) + end + tail, encoding="utf-8")
+
+
+def find_tools() -> tuple[str, str]:
+    """Return CMake and a C++ compiler. Raises AdapterUnavailable naming what lacks."""
+    beside = Path(sys.executable).parent
+    cmake = shutil.which("cmake") or shutil.which("cmake", path=str(beside))
+    if cmake is None:
+        raise AdapterUnavailable("cmake is not here: pip install cmake")
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    if compiler is None:
+        raise AdapterUnavailable("there is no C++ compiler: install g++ or clang, or name one in CXX")
+    return cmake, compiler
+
+
+def build(source: Path | None, jobs: int, tell: Callable[[str], object]) -> Path:
+    """Build the library, and put it where adapters.libllama finds it; returns the file. `source`: the distribution's
+    archive, else pip downloads it. `tell` gets a line for each step. Raises AdapterUnavailable."""
+    cmake, compiler = find_tools()
+    target = find_build_directory()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AdapterUnavailable(
+            f"{target} cannot be made: {error.strerror}; run it as who owns {sys.prefix}"
+        ) from None
+    with tempfile.TemporaryDirectory(prefix="outrider-build-") as scratch:
+        directory = Path(scratch)
+        archive = source or _download(directory, tell)
+        tell(f"unpack {archive.name}")
+        _unpack(archive, directory)
+        sources = directory / archive.name.removesuffix(".tar.gz") / _SOURCES
+        edit_sources(sources)
+        made = directory / "made"
+        options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON"]
+        options += [f"-D{name}=OFF" for name in _OFF]
+        options += [f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON"]
+        options += ["-DCMAKE_INSTALL_RPATH=$ORIGIN"]
+        _run([cmake, "-S", str(sources), "-B", str(made), *options], "cmake finds no way to build it", tell)
+        tell(f"compile with {jobs} jobs: some minutes")
+        _run([cmake, "--build", str(made), "--target", "llama", "--parallel", str(jobs)], "it does not compile", tell)
+        for name in reversed(_LIBRARIES):  # libllama.so last: where it is, all is
+            kept = target / Path(name).name
+            shutil.copy2(made / name, kept.with_suffix(".new"))
+            os.replace(kept.with_suffix(".new"), kept)
+    return target / Path(_LIBRARIES[0]).name
+
+
+def _download(directory: Path, tell: Callable[[str], object]) -> Path:
+    tell(f"download the sources of {DISTRIBUTION} {RELEASE}")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", DISTRIBUTION]
+    _run([*pip, "--dest", str(directory), f"{DISTRIBUTION}=={RELEASE}"], "pip does not download it", tell)
+    return next(directory.glob("*.tar.gz"))
+
+
+def _unpack(archive: Path, directory: Path) -> None:
+    try:
+        with archive.open("rb") as packed_bytes:
+            if hashlib.file_digest(packed_bytes, "sha256").hexdigest() != _SOURCE_SHA256:
+                raise AdapterUnavailable(f"{archive} is not the source distribution of {DISTRIBUTION} {RELEASE}")
+        with tarfile.open(archive) as packed:
+            packed.extractall(directory, filter="data")
+    except OSError as error:
+        raise AdapterUnavailable(f"{archive} cannot be unpacked: {error.strerror}") from error
+
+
+def _run(command: list[str], fault: str, tell: Callable[[str], object]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line.lower()] or lines[-1:]
+        for line in errors[:5]:
+            tell(line)
+        raise AdapterUnavailable(f"{fault}: {errors[0] if errors else f'exit status {done.returncode}'}")

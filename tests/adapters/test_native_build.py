@@ -1,0 +1,101 @@
+"""Kernels of llama.cpp that are built here: what of the sources is changed, and which library is found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adapters.contract import AdapterUnavailable
+from adapters.libllama import FORK_VARIABLE, find_build_directory, find_library, is_portable
+from adapters.llama_cpp.native import IN_ANY_ROWS
+from adapters.llama_cpp.native_build import EDITS, build, edit_sources
+from tests.support.conformance import NO_FORK
+from tests.support.daemon import outrider_process
+
+LIBRARY = "libllama.so"
+
+
+@pytest.fixture
+def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
+    monkeypatch.delenv(FORK_VARIABLE, raising=False)
+    return tmp_path
+
+
+def write_sources(directory: Path, missing: int = 0) -> None:
+    for edit in EDITS:
+        path = directory / edit.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        body = "\n".join(f"{edit.old} {{ {number} }}" for number in range(edit.times - missing))
+        path.write_text(f"{edit.old} before\n{edit.begin}\n{body}\n{edit.end}\n{edit.old} behind\n")
+
+
+def test_the_loops_of_a_single_row_go_and_nothing_else(tmp_path):
+    write_sources(tmp_path)
+    edit_sources(tmp_path)
+    for edit in EDITS:
+        before, *body, behind = (tmp_path / edit.file).read_text().split(edit.old)
+        assert (before, behind) == ("", " behind\n")
+        assert len(body) == 1, "those of other functions stay"
+        assert body[0].count(edit.new) == edit.times
+
+
+def test_sources_of_another_release_are_refused_before_anything_is_compiled(tmp_path):
+    write_sources(tmp_path, missing=1)
+    with pytest.raises(AdapterUnavailable, match="nothing was built"):
+        edit_sources(tmp_path)
+
+
+def test_an_archive_of_other_bytes_is_refused(prefix):
+    archive = prefix / "ik_llama_cpp_python-0.1.5.tar.gz"
+    archive.write_bytes(b"other")
+    with pytest.raises(AdapterUnavailable, match="is not the source distribution of ik-llama-cpp-python"):
+        build(archive, 1, print)
+
+
+def test_what_lacks_is_named_with_the_way_out(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = outrider_process("build-kernels", "--source", str(tmp_path / "none.tar.gz"))
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "pip install cmake" in done.stderr or "install g++ or clang" in done.stderr
+
+
+@NO_FORK
+def test_what_was_built_here_goes_before_the_wheel_and_behind_what_the_operator_names(prefix, monkeypatch):
+    wheel = find_library().version
+    assert is_portable()
+    built = find_build_directory() / LIBRARY
+    built.parent.mkdir(parents=True)
+    built.write_bytes(b"built")
+    first = find_library().version
+    built.write_bytes(b"built anew")
+    os.utime(built, (1, 1))
+    assert not is_portable()
+    named = prefix / "named" / LIBRARY
+    named.parent.mkdir()
+    named.write_bytes(b"named")
+    again = find_library().version
+    monkeypatch.setenv(FORK_VARIABLE, str(named))
+    assert len({wheel, first, again, find_library().version}) == 4, "their bits, classes and profiles are apart"
+
+
+@NO_FORK
+@pytest.mark.slow
+def test_a_build_of_this_machine_needs_no_padding(tmp_path):
+    """In an environment of its own, as this one's library is loaded once."""
+    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", str(tmp_path)], check=True)
+    python = str(tmp_path / "bin" / "python")
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": paths}
+    subprocess.run([python, "-m", "orchestrator.cli.main", "build-kernels"], check=True, env=environment)
+    ask = (
+        "from adapters.llama_cpp.library import choose_library; from adapters.contract import Exactness;"
+        "print(choose_library().list_classes('CPU', Exactness.BIT)[0])"
+    )
+    done = subprocess.run([python, "-c", ask], check=True, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == str([IN_ANY_ROWS])
