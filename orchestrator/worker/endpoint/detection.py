@@ -79,12 +79,33 @@ class ServerFacts:
         return " ".join(filter(None, (_TITLES[self.dialect.engine], self.version)))
 
 
-async def find_server(client: EndpointClient, model: str, engine: str) -> ServerFacts:
-    """Ask what is there. `model`: the name that the operator gives it, "" for the only one; `engine`: that they name,
-    "auto" for none. Raises ServerAway, KeyRefused, WrongServer."""
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """What a server lists. `api`: the path of its API; `entries`: of its models; `engine`: of DIALECTS."""
+
+    api: str
+    entries: tuple[Mapping[str, Any], ...]
+    engine: str
+
+    @property
+    def title(self) -> str:
+        """The engine, for people."""
+        return _TITLES[self.engine]
+
+
+async def list_served_models(client: EndpointClient, engine: str = "auto") -> ServedModels:
+    """Ask which engine is there, and which models it lists. Raises as `find_server` does."""
     api, models = await _list_models(client)
     entries = [entry for entry in (models.body or {}).get("data") or () if isinstance(entry, dict)]
     engine = engine if engine != "auto" else await _find_engine(client, models, entries)
+    return ServedModels(api, tuple(entries), engine)
+
+
+async def find_server(client: EndpointClient, model: str, engine: str) -> ServerFacts:
+    """Ask what is there. `model`: the name that the operator gives it, "" for the only one; `engine`: that they name,
+    "auto" for none. Raises ServerAway, KeyRefused, WrongServer."""
+    served = await list_served_models(client, engine)
+    api, entries, engine = served.api, served.entries, served.engine
     entry = _choose_entry(entries, model, engine)
     name = model or str(entry.get("id", ""))
     dialect = DIALECTS[engine]

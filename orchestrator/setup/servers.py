@@ -1,0 +1,113 @@
+"""Servers of other engines at their usual ports, and which of the models here each of them has loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from adapters.hf_hub import HUB_PREFIX, parse_id
+from adapters.local_models import OLLAMA, LocalModel
+from orchestrator.worker.endpoint import dialects
+from orchestrator.worker.endpoint.client import EndpointClient, ServerError
+from orchestrator.worker.endpoint.detection import ServedModels, WrongServer, find_server, list_served_models
+
+USUAL_PORTS: Final = {8080: "llama-server", 11434: "Ollama", 8000: "vLLM"}
+"""What these engines listen on where nobody says otherwise."""
+_HTTP_PORT: Final = 80  # of an address without one
+_OWN: Final = "outrider"
+_TITLE: Final = "Outrider"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a server lists. `name`: to send; `model`: the same files here, None where there are none that are
+    known to be so."""
+
+    name: str
+    model: LocalModel | None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """What answers at an address. `title`: the engine and its version; `context_tokens` and `slots`: 0 where it does
+    not tell. `problem`: why it cannot be a member of a pool, "" where one of its models can be."""
+
+    url: str
+    title: str
+    models: tuple[ServedModel, ...] = ()
+    context_tokens: int = 0
+    slots: int = 0
+    problem: str = ""
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or _HTTP_PORT
+
+    @property
+    def members(self) -> tuple[ServedModel, ...]:
+        """Return the models with which it can be a member of a pool."""
+        return () if self.problem else tuple(served for served in self.models if served.model is not None)
+
+
+def list_usual_urls(hosts: Sequence[str]) -> list[str]:
+    """Return where engines listen on hosts by default."""
+    return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host in hosts for port in USUAL_PORTS]
+
+
+def find_servers(urls: Sequence[str], models: Sequence[LocalModel], named: Sequence[str] = ()) -> list[LocalServer]:
+    """Ask what answers at these addresses. One that is `named` is told of where nothing does."""
+
+    async def ask() -> list[LocalServer | None]:
+        every = dict.fromkeys([*named, *urls])
+        return await asyncio.gather(*(_find_server(url, models, must_answer=url in named) for url in every))
+
+    return [server for server in asyncio.run(ask()) if server is not None]
+
+
+async def _find_server(url: str, models: Sequence[LocalModel], *, must_answer: bool) -> LocalServer | None:
+    client = EndpointClient(url)
+    try:
+        served = await list_served_models(client)
+        if any(entry.get("owned_by") == _OWN for entry in served.entries):
+            names = tuple(ServedModel(str(entry.get("id", "")), None) for entry in served.entries)
+            return LocalServer(url, _TITLE, names, problem="it is an Outrider daemon by itself")
+        return await _describe(client, url, served, models)
+    except (ServerError, WrongServer) as error:
+        return LocalServer(url, "", problem=str(error)) if must_answer else None
+    finally:
+        await client.close()
+
+
+async def _describe(
+    client: EndpointClient, url: str, served: ServedModels, models: Sequence[LocalModel]
+) -> LocalServer:
+    names = [str(entry.get("id", "")) for entry in served.entries]
+    if not names:
+        return LocalServer(url, served.title, problem="it has no model")
+    facts = await find_server(client, names[0], served.engine)
+    file = await _read_model_path(client) if served.engine == dialects.LLAMA_SERVER else ""
+    listed = []
+    for name, entry in zip(names, served.entries, strict=True):
+        marks = {name, str(entry.get("root") or name), file} - {""}
+        listed.append(ServedModel(name, next((model for model in models if _is_same(served, model, marks)), None)))
+    problem = "" if any(served.model for served in listed) else "none of its models is known to be one of the files here"
+    return LocalServer(url, facts.title, tuple(listed), facts.context_tokens, facts.slots, problem)
+
+
+async def _read_model_path(client: EndpointClient) -> str:
+    body: Any = (await client.get("/props")).body
+    return str(body.get("model_path") or "") if isinstance(body, dict) else ""
+
+
+def _is_same(served: ServedModels, model: LocalModel, marks: set[str]) -> bool:
+    """Return whether a model here is what a server calls by one of these marks: its file, or its name at the same hub.
+    Names alone say nothing of files, so others are not taken."""
+    if served.engine == dialects.OLLAMA:
+        return model.place == OLLAMA and model.name in marks
+    if any(mark.startswith("/") and Path(mark).resolve() == model.path.resolve() for mark in marks):
+        return True
+    return model.source.startswith(HUB_PREFIX) and not (hub := parse_id(model.source)).file and hub.repo in marks
