@@ -312,6 +312,11 @@ def _reporter(stage: str, total: int, progress: Progress) -> Callable[[int], Non
     return report
 
 
+def is_listed(repo: str, commit: str) -> bool:
+    """Return whether the cache has the list of a commit's files, without which the hub is asked for it."""
+    return bool(_listing(HubId(repo, commit)))
+
+
 def _listing(pinned: HubId) -> dict[str, int]:
     """Return the sizes in bytes of the repository's files, {} where the cache has no list."""
     library = _library()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from adapters.gguf_splits import list_beside, list_first_files
 from adapters.decoder.hf_config import CONFIG_FILE
-from adapters.hf_hub import HUB_PREFIX
+from adapters.hf_hub import HUB_PREFIX, is_listed
 from adapters.model_source import INSTALL_COMMANDS, PACKAGE_PREFIX, list_package_roots
 
 HUGGING_FACE: Final = "the Hugging Face cache"
@@ -76,7 +76,8 @@ def list_models_under(root: Path, place: str = "") -> Iterator[LocalModel]:
 
 
 def list_hub_models() -> Iterator[LocalModel]:
-    """Yield the models of the hub's cache that have weights there: the newest revision of each."""
+    """Yield the models of the hub's cache that have weights there: the newest revision of each. One of which the cache
+    does not list all files, as where single ones were fetched, is named by its path: the hub may be away."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -90,16 +91,18 @@ def list_hub_models() -> Iterator[LocalModel]:
         newest = max(repository.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified))
         root = newest.snapshot_path
         revision = "" if "main" in newest.refs else f"@{newest.commit_hash}"
-        source = f"{HUB_PREFIX}{repository.repo_id}"
+        listed = is_listed(repository.repo_id, newest.commit_hash)
+        root_source = f"{HUB_PREFIX}{repository.repo_id}" if listed else str(root)
+        revision = revision if listed else ""
         names = {file.file_path.relative_to(root).as_posix() for file in newest.files}
         for name in list_first_files(names):
             path, whole = root / name, f"{repository.repo_id}/{name}"
             yield LocalModel(
-                f"{source}/{name}{revision}", HUGGING_FACE, whole, path, _sum_bytes(list_beside(path))
+                f"{root_source}/{name}{revision}", HUGGING_FACE, whole, path, _sum_bytes(list_beside(path))
             )
         if _holds_weights(names):
             size = _sum_weights(root / name for name in names if "/" not in name)
-            yield LocalModel(f"{source}{revision}", HUGGING_FACE, repository.repo_id, root, size)
+            yield LocalModel(f"{root_source}{revision}", HUGGING_FACE, repository.repo_id, root, size)
 
 
 def list_ollama_models(environment: Mapping[str, str] = os.environ) -> Iterator[LocalModel]:

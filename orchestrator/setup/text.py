@@ -55,7 +55,7 @@ def write_text(choice: Choice, host: str, written_on: str) -> str:
 def _write_model(choice: Choice) -> str:
     target = choice.target
     model = dict((target.sections or {})["model"])
-    if target.model.name and "/blobs/" in target.model.source:  # a file that is named by its digest says little
+    if target.model.path.name not in target.model.name:  # it is called by a digest, which is no name
         model = {"source": model.pop("source"), "name": target.model.name, **model}
     lines = [_describe_model(target), f"Predicted: {describe_speed(target)}; {'; '.join(describe_memory(target))}."]
     if choice.members:
