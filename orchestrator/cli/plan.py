@@ -211,7 +211,14 @@ def _load(path: Path | None, *, present: bool) -> tuple[ClusterConfig, Path]:
     from orchestrator.config.load import default_config_path, load_config
 
     path = path or default_config_path()
-    return load_config(path, present=present), path.resolve().parent
+    loaded = load_config(path, present=present)
+    if present:
+        from orchestrator.config.load import parse_config
+        from orchestrator.config.source_text import read_text
+        from orchestrator.daemon.bootstrap.memory_fit import refuse_misfits
+
+        refuse_misfits(loaded, path, parse_config(read_text(path), path)[1])
+    return loaded, path.resolve().parent
 
 
 def _load_plan(

@@ -161,4 +161,3 @@ def describe_memory(candidate: Candidate) -> Iterator[str]:
     if check is not None and check.kv_bytes_per_token and check.context_tokens:
         held = min(check.context_tokens, candidate.kv_cache_bytes // check.kv_bytes_per_token)
         yield f"a KV cache of {human_bytes(candidate.kv_cache_bytes)} holds {held:,} of its {check.context_tokens:,} tokens"
-

@@ -94,7 +94,9 @@ async def _describe(
     for name, entry in zip(names, served.entries, strict=True):
         marks = {name, str(entry.get("root") or name), file} - {""}
         listed.append(ServedModel(name, next((model for model in models if _is_same(served, model, marks)), None)))
-    problem = "" if any(served.model for served in listed) else "none of its models is known to be one of the files here"
+    problem = (
+        "" if any(served.model for served in listed) else "none of its models is known to be one of the files here"
+    )
     return LocalServer(url, facts.title, tuple(listed), facts.context_tokens, facts.slots, problem)
 
 

@@ -34,7 +34,7 @@ def write_text(choice: Choice, host: str, written_on: str) -> str:
     """Return the text of a cluster.yaml. `host`: what this machine is, in words."""
     head = _comment(
         f"Written by `outrider init` on {written_on}, for this machine: {host}.",
-        "A key that is not here has its default: docs/configuration.md lists all, and `outrider config show` prints them.",
+        "A key that is not here has its default: docs/configuration.md has all, and `outrider config show` prints them.",
     )
     parts = [head, _write_model(choice)]
     target = choice.target
@@ -80,9 +80,7 @@ def _write_drafts(draft: Candidate, runtime: dict[str, Any]) -> str:
         "What proposes tokens: first the text's own repetitions, then a model with the target's vocabulary "
         f"({draft.model.name}, {size}). It is left alone while that does not pay."
     )
-    return why + _dump(
-        {"drafts": [{"method": "suffix"}, {"method": "model", "source": draft.model.source, **runtime}]}
-    )
+    return why + _dump({"drafts": [{"method": "suffix"}, {"method": "model", "source": draft.model.source, **runtime}]})
 
 
 def _read_runtime(choice: Choice) -> dict[str, Any]:
@@ -108,4 +106,3 @@ def _comment(*lines: str) -> str:
 
 def _dump(section: dict[str, Any]) -> str:
     return yaml.safe_dump(section, sort_keys=False, allow_unicode=True, width=_WIDTH)
-

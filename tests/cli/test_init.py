@@ -7,7 +7,6 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from tests.support.vocabularies import LETTERS
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory, which is a user's own without any model, with nobody at the usual ports."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -145,7 +144,7 @@ def test_a_llama_server_is_proposed_by_its_files_and_taken_where_it_is_named(
         done = outrider("init", "--yes", "--models", models, "--model", "smol.gguf", "--member", server.url)
         assert done.returncode == 0, done.stderr
         model = load_config(home / "cluster.yaml").model
-        assert [placement.endpoint for placement in model.placements] == ["", server.url]
+        assert [getattr(replica, "endpoint", "") for replica in model.placements] == ["", server.url]
         assert outrider("config", "check", home / "cluster.yaml").returncode == 0
         stands_in = propose(outrider, "--models", models, "--instead-of", server.url)
     config = load_text(stands_in["cluster_yaml"], home / "cluster.yaml")

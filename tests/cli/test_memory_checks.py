@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
+from gguf import GGUFReader, GGUFWriter
 
-from adapters.device_memory import read_host_memory
+from adapters.device_memory import HostMemory, read_host_memory
 from device_profiles.units import GIB, MIB
+from orchestrator.daemon.bootstrap import memory_fit
 from tests.support.control_groups import memory_group, run_in_group
-from tests.support.tiny_gguf import Tiny, write
+from tests.support.tiny_gguf import Tiny, add_value, write
 
 CLI = ("-m", "orchestrator.cli.main")
 
@@ -59,6 +65,92 @@ def test_a_drafts_and_another_models_kv_cache_are_checked_too(outrider, config: 
     error = outrider("config", "check", write_config(config, 16, more)).stderr
     assert f"{config}:9: drafts[0].kv_cache: a KV cache of " in error
     assert f"{config}:13: models[0].kv_cache: a KV cache of " in error
+
+
+def write_large(path: Path, elements: int) -> Path:
+    """Write a model of so many weights in its MLPs, as a file without content: only heads are read."""
+    small = Tiny("llama", layers=1, mlp=_MARK)
+    wide = elements // (3 * small.hidden) // 32 * 32
+    write(path, small)
+    reader = GGUFReader(path)
+    writer = GGUFWriter(str(path.with_suffix(".large")), "llama")
+    for field in reader.fields.values():
+        if field.name.startswith("llama.") or field.name.startswith("tokenizer."):
+            value = field.contents()
+            add_value(writer, field.name, wide if field.name == "llama.feed_forward_length" else value)
+    total = 0
+    for tensor in reader.tensors:
+        shape = [wide if size == _MARK else int(size) for size in reversed(tensor.shape)]
+        size = 4 * math.prod(shape)
+        writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), size)
+        total += size
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    path.with_suffix(".large").replace(path)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size + total + MIB)
+    return path
+
+
+_MARK = 160  # the width of an MLP that is made larger; nothing else is as wide
+
+CASES = {
+    "weights": ("model: {source: large.gguf}\n", "model.source", "with [0-9]+ MiB of weights"),
+    "kv_cache": ("model: {source: m.gguf}\nlimits: {kv_cache: 14 GiB}\n", "limits.kv_cache", "set ([0-9]+ MiB)"),
+    "two models": (
+        "model: {source: half.gguf, name: a}\nmodels: [{source: half.gguf, name: b}]\n",
+        "models[0].source",
+        "with [0-9]+ MiB of weights",
+    ),
+    "draft and target": (
+        "model: {source: half.gguf}\ndrafts: [{method: model, source: half.gguf}]\n",
+        "drafts[0].source",
+        "with [0-9]+ MiB of weights",
+    ),
+    "two KV caches": (
+        "model: {source: m.gguf}\nlimits: {kv_cache: 8 GiB}\ndrafts: [{method: model, source: m.gguf, kv_cache: 8 GiB}]\n",
+        "limits.kv_cache",
+        "set ([0-9]+ MiB)",
+    ),
+    "context": (
+        "model: {source: m.gguf, static_shapes: 'on', static_context_tokens: 4096}\n",
+        "model.static_context_tokens",
+        "set ([0-9]+)",
+    ),
+    "context beyond the cache": (
+        "model: {source: long.gguf, static_shapes: 'on', static_context_tokens: 8192}\nlimits: {kv_cache: 1 MiB}\n",
+        "model.static_context_tokens",
+        "set ([0-9]+)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_fit_is_one_line_with_a_key_and_a_value_that_does(
+    outrider, config: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    limit = Path("/sys/fs/cgroup/outrider/memory.max")
+    monkeypatch.setattr(memory_fit, "read_host_memory", lambda: HostMemory(3 * GIB, 3 * GIB, limit))
+    write_large(config.with_name("large.gguf"), 10 * GIB)
+    write_large(config.with_name("half.gguf"), 3 * GIB)
+    write(config.with_name("long.gguf"), Tiny("llama", layers=1, context=32768))
+    text, key, way = CASES[case]
+    config.write_text(text)
+    done = outrider("config", "check", config)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert f": {key}: " in line
+    match = re.search(way, line)
+    assert match is not None, line
+    assert outrider("plan", "--config", config).stderr.strip() == line
+    if match.groups():
+        section, _, name = key.partition(".")
+        data = yaml.safe_load(text)
+        data.setdefault(section, {})[name] = yaml.safe_load(match[1])
+        config.write_text(yaml.safe_dump(data))
+        assert outrider("config", "check", config).returncode == 0
 
 
 def test_a_real_control_group_is_what_commands_speak_of(config: Path) -> None:

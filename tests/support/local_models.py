@@ -10,7 +10,9 @@ from pathlib import Path
 from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
 
 
-def write_hub_model(cache: Path, repo: str, files: Mapping[str, bytes], ref: str = "main", *, listed: bool = True) -> Path:
+def write_hub_model(
+    cache: Path, repo: str, files: Mapping[str, bytes], ref: str = "main", *, listed: bool = True
+) -> Path:
     """Put a model into a cache of the hub's library, as that lays it out: blobs by their digests, and a snapshot of
     links to them; where all of it was fetched (`listed`) also the list of its files. Return the snapshot."""
     root = cache / f"models--{repo.replace('/', '--')}"

@@ -26,7 +26,7 @@ from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.source_text import Lines, Place, format_place
 from orchestrator.config.target import AUTO, OwnTarget, Target
 from orchestrator.config.target_checks import list_split
-from orchestrator.daemon.bootstrap.memory_fit import list_kv_misfits
+from orchestrator.daemon.bootstrap.memory_fit import list_memory_misfits
 from orchestrator.daemon.bootstrap.residency import list_residency_misfits
 from orchestrator.daemon.bootstrap.tracing import INSTALL as INSTALL_OTEL
 from orchestrator.daemon.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
@@ -74,7 +74,7 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
             missing += [_refuse(path, lines, *problem) for problem in _list_load_problems(load, path.resolve().parent)]
     missing += [
         _refuse(path, lines, misfit.place, misfit.text)
-        for misfit in list_kv_misfits(config, path.resolve().parent)
+        for misfit in list_memory_misfits(config, path.resolve().parent)
         if misfit.fatal
     ]
     misfits = list_residency_misfits(config, path.resolve().parent)
