@@ -1,5 +1,5 @@
-"""Models that lie on this machine: in the Hugging Face cache, in the folders of Ollama and LM Studio, under given paths,
-and in installed packages. Names and sizes are read, and no model's content."""
+"""Models on this machine: in the Hugging Face cache, in the folders of Ollama and LM Studio, under given paths, and in
+installed packages. Names and sizes are read, and no model's content."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from adapters.gguf_splits import list_beside, list_first_files
 from adapters.decoder.hf_config import CONFIG_FILE
+from adapters.gguf_splits import list_beside, list_first_files
 from adapters.hf_hub import HUB_PREFIX, is_listed
 from adapters.model_source import INSTALL_COMMANDS, PACKAGE_PREFIX, list_package_roots
 

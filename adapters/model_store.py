@@ -3,6 +3,7 @@
     root/digests.json                                 digests of model files already read
     root/<digest, 16 hex>/<recipe>-<hash, 8 hex>/     an artefact, with manifest.json
     root/<digest, 16 hex>/<recipe>-<hash, 8 hex>.lock who holds it may write that artefact
+    root/<digest, 16 hex>/<recipe>-<hash>.used       who holds it uses that artefact (adapters.artefact_use)
     root/<digest, 16 hex>/.<recipe>-<hash>.*          drafts; when their lock is free, what was left of one
     root/<digest, 16 hex>/restored-head               what stands for the model's files where these are replaced
 
@@ -45,6 +46,7 @@ from adapters.artefact import (
     take_draft,
     write_manifest,
 )
+from adapters.artefact_use import hold_use
 from adapters.content_digest import DigestCache, EachChunk, file_identity
 from adapters.contract import AdapterError, DeviceLost, ModelRefused, Progress
 from adapters.held_lock import hold_lock
@@ -166,6 +168,7 @@ class ModelStore:
 
     def _prepare_once(self, job: _Job, progress: Progress) -> Path:
         origin, artefact = job.origin, job.artefact
+        hold_use(artefact)  # before it is looked at: so nobody removes it meanwhile
         changed = None
         if damage(artefact, origin) is None:
             changed = self._find_change(artefact, progress)
@@ -173,6 +176,7 @@ class ModelStore:
                 return artefact  # without the lock: a read-only store serves what it holds
         with explain_errors(self.root):
             artefact.parent.mkdir(parents=True, exist_ok=True)
+        hold_use(artefact)
         with self._hold_lock(artefact, progress):
             problem = damage(artefact, origin) or (None if is_verified(artefact) else changed)
             if problem is None:
@@ -188,6 +192,7 @@ class ModelStore:
         """Return what was made of a model of which only the head is there. Raises ModelReplaced."""
         origin = Origin(file.source, file.digest, recipe.name, recipe.recipe())
         artefact = self._artefact(origin)
+        hold_use(artefact)
         if damage(artefact, origin) is None and self._find_change(artefact, progress) is None:
             return artefact
         if file.now is not None and self._digests.digest_of(file.now.content, progress) == file.digest:

@@ -42,6 +42,7 @@ def check(
 
     from orchestrator.config.load import default_config_path, list_draft_notes, load_config, parse_config
     from orchestrator.config.source_text import read_text
+    from orchestrator.daemon.bootstrap.disk_fit import list_disk_notes
     from orchestrator.daemon.bootstrap.memory_fit import list_memory_notes
     from orchestrator.daemon.bootstrap.readiness import check_readiness
     from orchestrator.daemon.bootstrap.template_faults import list_template_faults
@@ -50,7 +51,8 @@ def check(
     config = load_config(path)
     lines = parse_config(read_text(path), path)[1]
     readiness = check_readiness(config, path, lines)
-    notes = [*list_memory_notes(config, path, lines), *list_draft_notes(config, path, lines)]
+    notes = [*list_memory_notes(config, path, lines), *list_disk_notes(config, path, lines)]
+    notes += list_draft_notes(config, path, lines)
     for line in (*readiness.warnings, *notes, *list_template_faults(config, path, lines)):
         sys.stderr.write(f"outrider: {line}\n")
     if as_json:

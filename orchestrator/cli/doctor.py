@@ -105,6 +105,7 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     from orchestrator.config.model import ClusterConfig
     from orchestrator.config.source_text import read_text
     from orchestrator.config.target import Target
+    from orchestrator.daemon.bootstrap.disk_fit import list_disk_notes
     from orchestrator.daemon.bootstrap.memory_fit import list_memory_notes
     from orchestrator.daemon.bootstrap.readiness import check_readiness
     from orchestrator.daemon.bootstrap.template_faults import list_template_faults
@@ -125,6 +126,7 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
         Check(f"configuration {path}", "ok", "; ".join(readiness.checked)),
         *(Check("Ray", "warn", line, "before outrider serve, or it does not start") for line in readiness.warnings),
         *(Check("KV cache", "warn", note, "lower that key") for note in notes),
+        *(Check("store", "warn", note, "before outrider serve") for note in list_disk_notes(loaded, path, lines)),
         *(Check("chat template", "warn", fault, todo) for fault in faults),
     ]
 

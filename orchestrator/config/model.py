@@ -191,6 +191,9 @@ class Store(Section):
 
     directory: str = ""
     """Empty: the user's cache directory (`$XDG_CACHE_HOME/outrider`); systemd's `CACHE_DIRECTORY` where set."""
+    max_size: Size | None = None
+    """What prepared models may take there, on each host. Where they take more, those that were used least recently go,
+    and are made again when they are wanted. What is loaded stays. Left out: no bound."""
 
 
 class StateSection(Section):

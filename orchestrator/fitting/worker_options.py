@@ -124,6 +124,7 @@ def _model_options(model: Target | ModelDraft, config: ClusterConfig, base: Path
         source=source,
         base=str(base),
         store=str(store_directory(config)),
+        store_max_bytes=int(config.store.max_size or 0),
         adapter=model.adapter,
         weights=model.weights,
         activations=model.activations,

@@ -69,6 +69,8 @@ class ModelOptions(msgspec.Struct, frozen=True):
     """It is a draft: no output depends on its values."""
     loras: list[LoraOptions] = []
     """What single requests may be computed with, where its runtime applies any."""
+    store_max_bytes: int = 0
+    """What prepared models may take in the store; 0: no bound."""
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):

@@ -30,7 +30,7 @@ READING_TOKENS_PER_S: Final = 5.0
 _KV_CACHES: Final = (GIB, GIB // 2, GIB // 4)
 """What is tried for `limits.kv_cache`, the default first. Not tuned."""
 _DRAFT_SHARE: Final = 0.5
-"""Of the target's weights a draft has at most: above it a draft's token costs more than half of a target's (ADR 0142)."""
+"""Of the target's weights a draft has at most: a token of it costs half of a target's then. ADR 0142. Not tuned."""
 _DRAFT_KV_BYTES: Final = int(ModelDraft.model_fields["kv_cache"].default)
 
 
@@ -160,4 +160,5 @@ def describe_memory(candidate: Candidate) -> Iterator[str]:
     check = candidate.check
     if check is not None and check.kv_bytes_per_token and check.context_tokens:
         held = min(check.context_tokens, candidate.kv_cache_bytes // check.kv_bytes_per_token)
-        yield f"a KV cache of {human_bytes(candidate.kv_cache_bytes)} holds {held:,} of its {check.context_tokens:,} tokens"
+        cache = f"a KV cache of {human_bytes(candidate.kv_cache_bytes)}"
+        yield f"{cache} holds {held:,} of its {check.context_tokens:,} tokens"

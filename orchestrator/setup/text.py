@@ -34,7 +34,7 @@ def write_text(choice: Choice, host: str, written_on: str) -> str:
     """Return the text of a cluster.yaml. `host`: what this machine is, in words."""
     head = _comment(
         f"Written by `outrider init` on {written_on}, for this machine: {host}.",
-        "A key that is not here has its default: docs/configuration.md has all, and `outrider config show` prints them.",
+        "A key that is not here has its default: docs/configuration.md and `outrider config show` have all.",
     )
     parts = [head, _write_model(choice)]
     target = choice.target

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
@@ -11,8 +16,9 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.artefact import Origin, write_manifest
+from adapters.artefact import Origin, count_disk_bytes, write_manifest
 from adapters.model_store import ModelStore, short_hash
+from adapters.store_bound import bound_store
 from adapters.store_usage import SourceUse, measure_store
 from tests.support.daemon import configuration, running
 
@@ -183,3 +189,49 @@ def test_status_tells_what_the_store_takes_now(tmp_path: Path, outrider):
         shown = outrider("status", "--socket", str(daemon.admin)).stdout.replace("│", " ")
     assert "0 B in use by the configuration" in " ".join(shown.split())
     assert "could go (`outrider models prune`)" in " ".join(shown.split())
+
+
+def list_formats(root: Path) -> set[str]:
+    return {path.parent.name.rpartition("-")[0] for path in root.glob("*/*/manifest.json")}
+
+
+def test_a_bound_lets_the_least_used_go_and_nothing_that_is_used(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path)
+    ages = {"onnx_rt": 10, "openvino_rt": 30, "torch_device": 20, "tokenizer": 40, "head": 50}
+    made = {recipe: put(tmp_path, "a", recipe) for recipe in ages}
+    for recipe, age_s in ages.items():
+        os.utime(made[recipe], (1e9 - age_s, 1e9 - age_s))
+    each = count_disk_bytes(made["onnx_rt"])
+    assert not bound_store(store, 5 * each)
+    with in_another_process(made["openvino_rt"]):
+        assert bound_store(store, 4 * each) == [made["torch_device"]]
+        assert bound_store(store, 0) == [made["onnx_rt"]]
+        assert list_formats(tmp_path) == {"openvino_rt", "tokenizer", "head"}
+    assert bound_store(store, 0) == [made["openvino_rt"]]
+    assert list_formats(tmp_path) == {"tokenizer", "head"}
+
+
+def test_what_a_used_one_links_into_stays(tmp_path: Path) -> None:
+    whole = put(tmp_path, "a", "openvino_llama")
+    linked = put(tmp_path, "a", "openvino_rt", size=0)
+    (linked / "weights.bin").unlink()
+    (linked / "weights.bin").symlink_to(whole / "weights.bin")
+    with in_another_process(linked):
+        assert not bound_store(ModelStore(tmp_path), 0)
+    assert set(bound_store(ModelStore(tmp_path), 0)) == {whole, linked}
+
+
+@contextmanager
+def in_another_process(artefact: Path) -> Iterator[None]:
+    """A process that has loaded an artefact, and is killed at the end."""
+    program = "import sys, time; from pathlib import Path; from adapters.artefact_use import hold_use\n"
+    program += "hold_use(Path(sys.argv[1])); print(flush=True); time.sleep(999)"
+    command = [sys.executable, "-c", program, str(artefact)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            os.utime(artefact.with_name(f"{artefact.name}.used"), (0, 0))  # its age is not what saves it
+            yield
+        finally:
+            process.kill()

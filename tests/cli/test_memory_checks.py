@@ -110,7 +110,8 @@ CASES = {
         "with [0-9]+ MiB of weights",
     ),
     "two KV caches": (
-        "model: {source: m.gguf}\nlimits: {kv_cache: 8 GiB}\ndrafts: [{method: model, source: m.gguf, kv_cache: 8 GiB}]\n",
+        "model: {source: m.gguf}\nlimits: {kv_cache: 8 GiB}\n"
+        "drafts: [{method: model, source: m.gguf, kv_cache: 8 GiB}]\n",
         "limits.kv_cache",
         "set ([0-9]+ MiB)",
     ),

@@ -27,7 +27,6 @@ from orchestrator.planning.estimates import KV_BYTES
 from policies.models.kv_shares import SHARES, choose_share, name_share
 from policies.models.quantization import AS_FILE, weights_bytes
 
-
 # A KV cache below this is no way out: it holds a thousand tokens of a model of 1.5B, and is what tests take. Not tuned.
 _USEFUL_KV_BYTES = 32 * MIB
 
@@ -166,7 +165,7 @@ def _compare_together(config: ClusterConfig, base: Path) -> Iterator[MemoryMisfi
     if len(loads) < 2 or needed <= room.total_bytes:
         return
     parts = [f"{load.title} ({human_bytes(load.weights_bytes)} of weights)" for load in loads]
-    text = f"{' and '.join(parts)} need {human_bytes(needed)} with a quarter of their KV caches, and there are {room.whose}"
+    text = f"{' and '.join(parts)} need {human_bytes(needed)} with a quarter of their KV caches; there are {room.whose}"
     largest = max(loads, key=lambda load: load.kv_cache_bytes)
     most = room.total_bytes - needed + largest.least_kv_bytes
     last = loads[-1]
@@ -210,7 +209,7 @@ def _is_in_host_memory(model: Target | ModelDraft) -> bool:
 def _compare_context(target: ClusterConfig, base: Path) -> Iterator[MemoryMisfit]:
     """Yield where graphs of a fixed context have more positions than the model reads, or its KV cache holds."""
     wanted = target.model.static_context_tokens
-    path = _find_files(target.model, base)
+    path = find_files(target.model, base)
     if not wanted or path is None:
         return
     try:
@@ -240,7 +239,7 @@ def _format_size(size_bytes: int) -> str:
 
 def _find_least_weights(model: Target | ModelDraft, base: Path) -> int:
     """Return what a model's weights take at least, 0 where its files are not at hand."""
-    file = _find_files(model, base)
+    file = find_files(model, base)
     try:
         sizes = sizes_of(file) if file is not None else None
     except (AdapterError, OSError):
@@ -251,7 +250,7 @@ def _find_least_weights(model: Target | ModelDraft, base: Path) -> int:
     return min(weights_bytes(sizes, weights) for weights in formats)
 
 
-def _find_files(model: Target | ModelDraft, base: Path) -> ModelSource | None:
+def find_files(model: Target | ModelDraft, base: Path) -> ModelSource | None:
     """Return a model's files where they are here; nothing is downloaded for that."""
     try:
         if not model.source.startswith(HUB_PREFIX):

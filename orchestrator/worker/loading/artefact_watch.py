@@ -6,10 +6,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.model_store import ModelStore
+from adapters.model_store import ModelStore, StoreUnwritable
+from adapters.store_bound import bound_store
 from device_profiles.units import MIB
 from orchestrator.clock import Clock
 
@@ -30,14 +32,16 @@ class ArtefactWatch:
     """Reads the artefacts of a store that were loaded since the machine was started, in a thread of low priority.
 
     Of the processes that share a store one reads at a time. What is damaged is marked, so that the next load makes it
-    again, and is in `corrupt` from then on.
+    again, and is in `corrupt` from then on. Where prepared models take more than `max_bytes` (0: no bound), the least
+    used go.
     """
 
-    def __init__(self, root: Path, clock: Clock, pace: WatchPace = WatchPace()) -> None:
+    def __init__(self, root: Path, clock: Clock, pace: WatchPace = WatchPace(), max_bytes: int = 0) -> None:
         self.corrupt: list[str] = []
         self._store = ModelStore(root)
         self._clock = clock
         self._pace = pace
+        self._max_bytes = max_bytes
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -62,6 +66,10 @@ class ArtefactWatch:
                 print(f"prepared models cannot be read again: {error}", flush=True)  # noqa: T201
 
     def _read(self, report: Callable[[], None]) -> None:
+        if self._max_bytes:  # what was measured and not chosen goes once its worker has ended
+            with suppress(StoreUnwritable):
+                for removed in bound_store(self._store, self._max_bytes):
+                    print(f"removed {removed}, for store.max_size", flush=True)  # noqa: T201
         before_s = self._clock.wall_s() - self._pace.period_s
         for artefact, problem in self._store.read_again(before_s, self._wait_after):
             self.corrupt = [*self.corrupt, f"{artefact}: {problem}"]

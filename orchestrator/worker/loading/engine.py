@@ -216,7 +216,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     retuner = EngineRetuner(
         *(target, options, (built, remotes), loop), report=emit, describe=describe, arrange=build_speculation_variants
     )
-    watch = ArtefactWatch(Path(options.model.store), SystemClock())
+    watch = ArtefactWatch(Path(options.model.store), SystemClock(), max_bytes=options.model.store_max_bytes)
     ready = describe(options, list_whole(built))
     return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, mover, watch, retuner)
 

@@ -28,10 +28,11 @@ from adapters.model_checks import check_use
 from adapters.model_digests import digest_simulated_model, parse_simulated_script
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import ModelSource, check_model
-from adapters.model_store import ModelChanged, ModelStore, explain_errors
+from adapters.model_store import ModelChanged, ModelStore, StoreUnwritable, explain_errors
 from adapters.own_tokenizer import TokenizerRecipe
 from adapters.served_model import find_whole, keep_head
 from adapters.simulated.script import Script
+from adapters.store_bound import bound_store
 from adapters.tokenizer import Tokenizer, load_tokenizer
 from adapters.variant import Variant
 from device_profiles.profile import DRAFT
@@ -235,6 +236,10 @@ def _prepare_whole(
     if isinstance(sizes, FileFacts) and sizes.linked_bytes is not None:
         needed_bytes = sizes.linked_bytes
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress, needed_bytes=needed_bytes)
+    if options.store_max_bytes:
+        with suppress(OSError, StoreUnwritable):  # a store that is only read
+            for removed in bound_store(store, options.store_max_bytes):
+                progress(f"removed {removed.parent.name}/{removed.name}, for store.max_size", -1.0)
     choice = chosen.choice if chosen else None
     return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, split, store)
 
