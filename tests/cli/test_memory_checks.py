@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from gguf import GGUFReader, GGUFWriter
 
 from adapters.device_memory import HostMemory, read_host_memory
 from device_profiles.units import GIB, MIB
-from orchestrator.daemon.bootstrap import memory_fit
+from orchestrator.daemon.bootstrap import disk_fit, memory_fit
 from tests.support.control_groups import memory_group, run_in_group
 from tests.support.tiny_gguf import Tiny, add_value, write
 
@@ -167,3 +168,24 @@ def test_a_real_control_group_is_what_commands_speak_of(config: Path) -> None:
     assert processors
     assert {one["memory_total_bytes"] for one in processors} == {3 * GIB}
     assert all(0 < one["memory_free_bytes"] < 3 * GIB for one in processors)
+
+
+def test_a_store_without_room_is_told_by_its_key_before_anything_is_prepared(
+    outrider, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = config.with_name("m.gguf").stat().st_size
+    write_config(config, 16)
+    bounded = config.read_text().replace("/store'", "/store").replace("/store}", "/store, max_size: 1 KiB}")
+    config.write_text(bounded)
+    noted = outrider("config", "check", config)
+    assert noted.returncode == 0
+    (line,) = noted.stderr.strip().splitlines()
+    assert f"{config}:4: store.max_size: the models that are converted have" in line
+    assert line.endswith("set 1 MiB or more")
+    config.write_text(bounded.replace("1 KiB", "1 MiB"))
+    assert outrider("config", "check", config).stderr == ""
+    free = SimpleNamespace(total=GIB, used=0, free=2 * size - 1)
+    monkeypatch.setattr(disk_fit.shutil, "disk_usage", lambda path: free)
+    (line,) = outrider("config", "check", config).stderr.strip().splitlines()
+    assert f"{config}:4: store.directory: preparing models there needs" in line
+    assert "free 1 MiB there" in line
