@@ -13,9 +13,9 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from adapters.artefact import count_disk_bytes
 from adapters.artefact_use import claim_unused, find_used_s, is_used
 from adapters.model_store import ModelStore
+from adapters.store_usage import measure_directory
 
 _KEPT_RECIPES: Final = frozenset({"head", "tokenizer"})
 
@@ -25,7 +25,7 @@ def bound_store(store: ModelStore, max_bytes: int) -> list[Path]:
     removed. One process at a time: others do nothing. Raises OSError and StoreUnwritable."""
     artefacts = [(path, manifest["recipe_name"]) for path, manifest in store.all()]
     left = [path for path, _ in store.list_left()]
-    sizes = {path: count_disk_bytes(path) for path in (*(path for path, _ in artefacts), *left)}
+    sizes = {path: measure_directory(path) for path in (*(path for path, _ in artefacts), *left)}
     if sum(sizes.values()) <= max_bytes:
         return []
     lock = FileLock(store.root / "bounding.lock")

@@ -73,7 +73,7 @@ def measure_store(root: Path, uses: Collection[SourceUse]) -> StoreUsage:
         newest[kind] = max(newest.get(kind, ""), manifest["created"])
     used_bytes, unused = 0, []
     for path, manifest in artefacts:
-        size = _measure(path)
+        size = measure_directory(path)
         older = manifest["created"] < newest[_name_kind(manifest)]
         why = _find_why_unused(manifest, uses) or (_LATER if older else "")
         if why:
@@ -81,14 +81,14 @@ def measure_store(root: Path, uses: Collection[SourceUse]) -> StoreUsage:
         else:
             used_bytes += size
     for path, artefact in store.list_left():
-        size, beside = _measure(path), [manifest for place, manifest in artefacts if place.parent == path.parent]
+        size, beside = measure_directory(path), [manifest for place, manifest in artefacts if place.parent == path.parent]
         left = _describe_left(path, artefact, beside)
         if why := _find_why_left(left, beside, uses):
             unused.append(Unused(path, left["source"] or left["digest"], size, f"its conversion was ended, and {why}"))
         else:
             used_bytes += size
     sources = len({manifest["source"] for _, manifest in artefacts})
-    return StoreUsage(root, _measure(root), sources, used_bytes, tuple(unused))
+    return StoreUsage(root, measure_directory(root), sources, used_bytes, tuple(unused))
 
 
 def _find_why_unused(manifest: dict[str, str], uses: Collection[SourceUse]) -> str:
@@ -139,8 +139,8 @@ def _name_kind(manifest: dict[str, str]) -> tuple[str, str, str]:
     return manifest["digest"], manifest["recipe_name"], _FORMAT.sub("", manifest["recipe"].partition(";")[0])
 
 
-def _measure(directory: Path) -> int:
-    """Return what a directory takes on the disk, in bytes; 0 where it is not there."""
+def measure_directory(directory: Path) -> int:
+    """Return what a directory takes on the disk, in bytes, without what it links to; 0 where it is not there."""
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:

@@ -16,10 +16,10 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.artefact import Origin, count_disk_bytes, write_manifest
+from adapters.artefact import Origin, write_manifest
 from adapters.model_store import ModelStore, short_hash
 from adapters.store_bound import bound_store
-from adapters.store_usage import SourceUse, measure_store
+from adapters.store_usage import SourceUse, measure_directory, measure_store
 from tests.support.daemon import configuration, running
 
 SOURCES = ("one.gguf", "two.gguf", "hf:org/three@0123")
@@ -201,7 +201,7 @@ def test_a_bound_lets_the_least_used_go_and_nothing_that_is_used(tmp_path: Path)
     made = {recipe: put(tmp_path, "a", recipe) for recipe in ages}
     for recipe, age_s in ages.items():
         os.utime(made[recipe], (1e9 - age_s, 1e9 - age_s))
-    each = count_disk_bytes(made["onnx_rt"])
+    each = measure_directory(made["onnx_rt"])
     assert not bound_store(store, 5 * each)
     with in_another_process(made["openvino_rt"]):
         assert bound_store(store, 4 * each) == [made["torch_device"]]
@@ -216,6 +216,8 @@ def test_what_a_used_one_links_into_stays(tmp_path: Path) -> None:
     linked = put(tmp_path, "a", "openvino_rt", size=0)
     (linked / "weights.bin").unlink()
     (linked / "weights.bin").symlink_to(whole / "weights.bin")
+    size = sum(map(measure_directory, (whole, linked)))
+    assert not bound_store(ModelStore(tmp_path), size), "what is linked to counts once"
     with in_another_process(linked):
         assert not bound_store(ModelStore(tmp_path), 0)
     assert set(bound_store(ModelStore(tmp_path), 0)) == {whole, linked}
