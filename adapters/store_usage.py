@@ -81,7 +81,8 @@ def measure_store(root: Path, uses: Collection[SourceUse]) -> StoreUsage:
         else:
             used_bytes += size
     for path, artefact in store.list_left():
-        size, beside = measure_directory(path), [manifest for place, manifest in artefacts if place.parent == path.parent]
+        size = measure_directory(path)
+        beside = [manifest for place, manifest in artefacts if place.parent == path.parent]
         left = _describe_left(path, artefact, beside)
         if why := _find_why_left(left, beside, uses):
             unused.append(Unused(path, left["source"] or left["digest"], size, f"its conversion was ended, and {why}"))
