@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from device_profiles.units import human_bytes
 from orchestrator.cli.options import AsJson, confirm, print_json
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.errors import ConfigError
 from orchestrator.plain_table import print_lines, print_table
 
@@ -31,8 +33,17 @@ Members = Annotated[
 InsteadOf = Annotated[
     str, typer.Option("--instead-of", metavar="URL", help="Serve what this server serves, at its port.")
 ]
+Hosts = Annotated[
+    str,
+    typer.Option(
+        "--hosts", metavar="ADDRESS", help="The Ray cluster whose hosts are to serve, too: HOST:PORT, or auto."
+    ),
+]
 TakesAll = Annotated[bool, typer.Option("--yes", help="Take what is proposed, and ask nothing.")]
 Overwrites = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
+
+_INSTEAD_OF = "--instead-of"
+_OWN_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def init(
@@ -41,6 +52,7 @@ def init(
     model: Target = "",
     member: Members = None,
     instead_of: InsteadOf = "",
+    hosts: Hosts = "",
     yes: TakesAll = False,
     overwrite: Overwrites = False,
     as_json: AsJson = False,
@@ -49,7 +61,8 @@ def init(
 
     Models are looked for in the Hugging Face cache, in the folders of Ollama and LM Studio, and under --models. Servers
     are looked for at the usual ports of llama-server, Ollama and vLLM. Speeds are what a plan predicts: by profiles
-    where there are any, else by estimates.
+    where there are any, else by estimates. With --hosts it asks the hosts of a Ray cluster for their devices, and looks
+    at the same ports there.
 
     On a terminal it asks what to take. Elsewhere --yes takes what is proposed. With --json the proposal is printed, and
     the file is written with --yes alone.
@@ -63,10 +76,14 @@ def init(
     devices, candidates, servers = _look(models or [], path, [*(member or []), *filter(None, [instead_of])])
     if not as_json:
         _print_all(devices, candidates, servers)
-    choice = _choose(candidates, servers, model, member or [], instead_of, path, asks=asks)
+    choice = replace(_choose(candidates, servers, model, member or [], instead_of, path, asks=asks), cluster=hosts)
     text = _write_checked(choice, devices, path)
+    cluster = _look_at_hosts(text, path, servers, candidates) if hosts else []
+    if cluster and not as_json:
+        _print_hosts(cluster, servers)
     if as_json:
-        print_json(_summarise(devices, candidates, servers, choice, text) | {"path": str(path), "written": yes})
+        seen = _summarise(devices, candidates, servers, choice, text)
+        print_json(seen | {"hosts": cluster, "path": str(path), "written": yes})
     if yes or asks:
         _save(text, path, overwrite=overwrite, asks=asks, is_silent=as_json)
     if asks or (yes and not as_json):
@@ -88,6 +105,37 @@ def _look(
     return list_device_rows(), [examine_model(each, path) for each in local], servers
 
 
+def _look_at_hosts(
+    text: str, path: Path, servers: list[LocalServer], candidates: list[Candidate]
+) -> list[dict[str, Any]]:
+    """Return the hosts of the cluster that a text names, and add the servers there to `servers`. Raises what joining it
+    raises."""
+    import asyncio
+
+    from orchestrator.config.load import load_text
+    from orchestrator.daemon.bootstrap.fleet import describe_cluster
+    from orchestrator.setup.servers import find_servers, list_usual_urls
+    from orchestrator.telemetry import setup_logging
+
+    config = load_text(text, path)
+    setup_logging("warning", config.logging.format)
+    hosts = asyncio.run(describe_cluster(config, text, path))
+    others = [host["address"] for host in hosts if host["host"] != THIS_NODE]
+    servers += find_servers(list_usual_urls(others), [candidate.model for candidate in candidates])
+    return hosts
+
+
+def _print_hosts(hosts: list[dict[str, Any]], servers: list[LocalServer]) -> None:
+    rows = []
+    for host in hosts:
+        devices = [f"{device['adapter']} {device['device']}" for device in host["devices"]]
+        rows.append((host["host"], host.get("hostname", ""), ", ".join(devices), host["left_out"]))
+    print_table(("host", "name", "devices", "left out"), rows)
+    there = [server for server in servers if not server.url.startswith("http://127.0.0.1:")]
+    if there:
+        print_table(("server", "what", "models", "as a replica"), map(_build_server_row, there))
+
+
 def _choose(
     candidates: list[Candidate],
     servers: list[LocalServer],
@@ -102,7 +150,7 @@ def _choose(
     from orchestrator.setup.proposal import list_drafts
     from orchestrator.setup.text import Choice
 
-    replaced = _find_server(instead_of, servers, "--instead-of") if instead_of else None
+    replaced = _find_server(instead_of, servers, _INSTEAD_OF) if instead_of else None
     target = _choose_target(candidates, name, replaced, asks=asks)
     named = [_find_server(url, servers, "--member") for url in members]
     taken = [(server, _find_served(server, target, "--member")) for server in named]
@@ -163,6 +211,8 @@ def _describe_nothing(candidates: list[Candidate], name: str, replaced: LocalSer
 def _find_server(url: str, servers: list[LocalServer], option: str) -> LocalServer:
     """Return the server of an address that somebody named. Raises ConfigError where it is of no use."""
     server = next(each for each in servers if each.url == url.rstrip("/"))
+    if option == _INSTEAD_OF and urlsplit(url).hostname not in _OWN_NAMES:
+        raise ConfigError(f"{option} {url}: only a server of this machine has a port that can be taken")
     if server.problem:
         raise ConfigError(f"{option} {url}: {server.problem}")
     return server
@@ -213,14 +263,16 @@ def _save(text: str, path: Path, *, overwrite: bool, asks: bool, is_silent: bool
 def _print_all(devices: list[dict[str, Any]], candidates: list[Candidate], servers: list[LocalServer]) -> None:
     from orchestrator.cli.devices import format_hardware
 
-    rows = []
+    runtimes: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in devices:
-        if "unavailable" in row:
-            continue
-        free, total = row["memory_free_bytes"], row["memory_total_bytes"]
+        if "unavailable" not in row:
+            runtimes.setdefault((row["device"], format_hardware(row["hardware"])), []).append(row)
+    rows = []
+    for (device, hardware), same in runtimes.items():
+        free, total = same[-1]["memory_free_bytes"], same[-1]["memory_total_bytes"]
         memory = f"{human_bytes(free)} of {human_bytes(total)}" if total else "not known"
-        rows.append((row["runtime"], row["device"], format_hardware(row["hardware"]), memory))
-    print_table(("runtime", "device", "hardware", "memory free"), rows)
+        rows.append((device, hardware, memory, ", ".join(row["runtime"] for row in same)))
+    print_table(("device", "hardware", "memory free", "runtimes"), rows)
     if candidates:
         print_table(
             ("", "model", "from", "size", "memory", "predicted, one stream"),

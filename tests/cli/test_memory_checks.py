@@ -15,7 +15,7 @@ from gguf import GGUFReader, GGUFWriter
 
 from adapters.device_memory import HostMemory, read_host_memory
 from device_profiles.units import GIB, MIB
-from orchestrator.daemon.bootstrap import disk_fit, memory_fit
+from orchestrator.daemon.bootstrap import memory_fit
 from tests.support.control_groups import memory_group, run_in_group
 from tests.support.tiny_gguf import Tiny, add_value, write
 
@@ -185,7 +185,7 @@ def test_a_store_without_room_is_told_by_its_key_before_anything_is_prepared(
     config.write_text(bounded.replace("1 KiB", "1 MiB"))
     assert outrider("config", "check", config).stderr == ""
     free = SimpleNamespace(total=GIB, used=0, free=2 * size - 1)
-    monkeypatch.setattr(disk_fit.shutil, "disk_usage", lambda path: free)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: free)
     (line,) = outrider("config", "check", config).stderr.strip().splitlines()
     assert f"{config}:4: store.directory: preparing models there needs" in line
     assert "free 1 MiB there" in line

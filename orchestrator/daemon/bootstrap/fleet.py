@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from adapters.contract import AdapterError
 from device_profiles.device_load import DeviceLoad
@@ -176,6 +177,20 @@ class _Nobody:
 
     def list_workers(self) -> Iterable[int]:
         return ()
+
+
+async def describe_cluster(config: ClusterConfig, text: str, path: Path) -> list[dict[str, Any]]:
+    """Join the cluster of a configuration, whose `text` need not stand at `path` yet, and return its hosts as
+    `Fleet.describe_hosts` does. Raises OutriderError."""
+    cluster = build_cluster(config)
+    options = AgentOptions(text, str(path), str(store_directory(config)), config.number)
+    fleet = Fleet(cluster, FleetRules(config.hosts, config.cluster.discover), options, _Nobody())
+    try:
+        await fleet.open()
+        return fleet.describe_hosts()
+    finally:
+        await fleet.close()
+        await cluster.close()
 
 
 async def propose_for_hosts(config: ClusterConfig, path: Path, taken: tuple[TakenPlace, ...] = ()) -> PlanProposal:
