@@ -294,7 +294,7 @@ def _build_row(number: int, candidate: Candidate) -> tuple[str, ...]:
 
 def _build_server_row(server: LocalServer) -> tuple[str, ...]:
     names = ", ".join(served.name for served in server.models)
-    return server.url, server.title or "no server", names, f"no: {server.problem}" if server.problem else "yes"
+    return server.url, server.title or "not known", names, f"no: {server.problem}" if server.problem else "yes"
 
 
 def _summarise(

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import httpx
+
 from adapters.hf_hub import HUB_PREFIX, parse_id
 from adapters.local_models import OLLAMA, LocalModel
 from orchestrator.worker.endpoint import dialects
@@ -59,7 +61,8 @@ def list_usual_urls(hosts: Sequence[str]) -> list[str]:
 
 
 def find_servers(urls: Sequence[str], models: Sequence[LocalModel], named: Sequence[str] = ()) -> list[LocalServer]:
-    """Ask what answers at these addresses. One that is `named` is told of where nothing does."""
+    """Ask what answers at these addresses. What serves no models is left out, unless its address is `named`; one that
+    loads, or wants a key, is told of."""
 
     async def ask() -> list[LocalServer | None]:
         every = dict.fromkeys([*named, *urls])
@@ -77,7 +80,8 @@ async def _find_server(url: str, models: Sequence[LocalModel], *, must_answer: b
             return LocalServer(url, _TITLE, names, problem="it is an Outrider daemon by itself")
         return await _describe(client, url, served, models)
     except (ServerError, WrongServer) as error:
-        return LocalServer(url, "", problem=str(error)) if must_answer else None
+        is_none = isinstance(error, WrongServer) or isinstance(error.__cause__, httpx.HTTPError)
+        return None if is_none and not must_answer else LocalServer(url, "", problem=str(error))
     finally:
         await client.close()
 

@@ -23,7 +23,7 @@ from tests.cli.test_first_steps import read_until
 from tests.support.conformance import NO_FORK
 from tests.support.daemon import running
 from tests.support.fake_engines import OLLAMA as OLLAMA_ROUTES
-from tests.support.fake_engines import VLLM, list_models, running_engine
+from tests.support.fake_engines import VLLM, list_models, running_engine, say
 from tests.support.llama_server import running_llama_server
 from tests.support.local_models import write_hub_model, write_ollama_model
 from tests.support.tiny_gguf import Tiny, write
@@ -40,6 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(servers, "USUAL_PORTS", {})
+    monkeypatch.setattr("orchestrator.worker.endpoint.client.ASK_WITHIN_S", 120.0)  # the machine may be busy
     monkeypatch.setattr("adapters.local_models.INSTALL_COMMANDS", {})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
@@ -160,6 +161,10 @@ def test_servers_are_known_by_what_they_have_and_not_by_names_alone(tmp_path: Pa
     hub = LocalModel("hf:org/m", "the Hugging Face cache", "org/m", tmp_path / "hub", 1)
     ollama = {**OLLAMA_ROUTES, "/v1/models": list_models(id="m:latest", owned_by="library")}
     own = {"/v1/models": list_models(owned_by="outrider")}
+    keyed, page = {"/v1/models": say({"error": "no key"}, 401)}, {"/": say("a web page")}
+    with running_engine(keyed) as locked, running_engine(page) as other:
+        (server,) = find_servers([locked.url, other.url], [])
+    assert (server.url, bool(server.members), bool(server.problem)) == (locked.url, False, True)
     with running_engine(ollama) as first, running_engine(VLLM) as second, running_engine(own) as third:
         urls = [engine.url for engine in (first, second, third)]
         matches = find_servers(urls, [namesake, local, hub])
