@@ -101,12 +101,12 @@ CASES = {
     "weights": ("model: {source: large.gguf}\n", "model.source", "with [0-9]+ MiB of weights"),
     "kv_cache": ("model: {source: m.gguf}\nlimits: {kv_cache: 14 GiB}\n", "limits.kv_cache", "set ([0-9]+ MiB)"),
     "two models": (
-        "model: {source: half.gguf, name: a}\nmodels: [{source: half.gguf, name: b}]\n",
+        "model: {source: half.gguf, name: a}\nmodels: [{source: other.gguf, name: b}]\n",
         "models[0].source",
         "with [0-9]+ MiB of weights",
     ),
     "draft and target": (
-        "model: {source: half.gguf}\ndrafts: [{method: model, source: half.gguf}]\n",
+        "model: {source: half.gguf}\ndrafts: [{method: model, source: other.gguf}]\n",
         "drafts[0].source",
         "with [0-9]+ MiB of weights",
     ),
@@ -136,7 +136,8 @@ def test_what_cannot_fit_is_one_line_with_a_key_and_a_value_that_does(
     limit = Path("/sys/fs/cgroup/outrider/memory.max")
     monkeypatch.setattr(memory_fit, "read_host_memory", lambda: HostMemory(3 * GIB, 3 * GIB, limit))
     write_large(config.with_name("large.gguf"), 10 * GIB)
-    write_large(config.with_name("half.gguf"), 3 * GIB)
+    for name in ("half.gguf", "other.gguf"):
+        write_large(config.with_name(name), 3 * GIB)
     write(config.with_name("long.gguf"), Tiny("llama", layers=1, context=32768))
     text, key, way = CASES[case]
     config.write_text(text)

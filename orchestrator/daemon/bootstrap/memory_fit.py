@@ -52,6 +52,7 @@ class _Load(NamedTuple):
 
     place: Place
     kv_place: Place
+    source: str
     title: str
     weights_bytes: int
     kv_cache_bytes: int
@@ -158,8 +159,11 @@ def _compare(
 
 def _compare_together(config: ClusterConfig, base: Path) -> Iterator[MemoryMisfit]:
     """Yield where all that stays in this machine's memory is more than it has, each model with the least part of its KV
-    cache. Replicas count once: they may share what is mapped."""
-    loads = list(_list_resident(config, base))
+    cache. Replicas count once, and so does a file: what is mapped may be shared."""
+    loads = []
+    for load in _list_resident(config, base):
+        is_shared = any(load.source == other.source for other in loads)
+        loads.append(load._replace(weights_bytes=0) if is_shared else load)
     room = _read_host_room()
     needed = sum(load.weights_bytes + load.least_kv_bytes for load in loads)
     if len(loads) < 2 or needed <= room.total_bytes:
@@ -190,13 +194,13 @@ def _list_resident(config: ClusterConfig, base: Path) -> Iterator[_Load]:
             if not its.shards and its.tensor_parallel == 1 and _is_in_host_memory(its):
                 place = (*own_at, "kv_cache") if own.kv_cache else target.find_place("limits", "kv_cache")
                 cache = int(own.kv_cache or target.limits.kv_cache)
-                yield _Load(at, place, model.name, _find_least_weights(its, base), cache)
+                yield _Load(at, place, model.source, model.name, _find_least_weights(its, base), cache)
         off = target.speculation.method == "off" or not target.speculation.num_speculative_tokens
         for number, draft in enumerate(() if off else target.drafts):
             if isinstance(draft, ModelDraft) and _is_here(config, draft) and _is_in_host_memory(draft):
                 place = target.find_place("drafts", number)
-                weights = _find_least_weights(draft, base)
-                yield _Load(place, (*place, "kv_cache"), f"the draft {draft.source}", weights, int(draft.kv_cache))
+                title, weights = f"the draft {draft.source}", _find_least_weights(draft, base)
+                yield _Load(place, (*place, "kv_cache"), draft.source, title, weights, int(draft.kv_cache))
 
 
 def _is_in_host_memory(model: Target | ModelDraft) -> bool:
@@ -209,8 +213,8 @@ def _is_in_host_memory(model: Target | ModelDraft) -> bool:
 def _compare_context(target: ClusterConfig, base: Path) -> Iterator[MemoryMisfit]:
     """Yield where graphs of a fixed context have more positions than the model reads, or its KV cache holds."""
     wanted = target.model.static_context_tokens
-    path = find_files(target.model, base)
-    if not wanted or path is None:
+    path = find_files(target.model, base) if wanted else None
+    if path is None:
         return
     try:
         facts = check_model(path, target.model.adapter)
