@@ -131,9 +131,9 @@ def _print_hosts(hosts: list[dict[str, Any]], servers: list[LocalServer]) -> Non
         devices = [f"{device['adapter']} {device['device']}" for device in host["devices"]]
         rows.append((host["host"], host.get("hostname", ""), ", ".join(devices), host["left_out"]))
     print_table(("host", "name", "devices", "left out"), rows)
-    there = [server for server in servers if not server.url.startswith("http://127.0.0.1:")]
-    if there:
-        print_table(("server", "what", "models", "as a replica"), map(_build_server_row, there))
+    remote = [server for server in servers if not server.url.startswith("http://127.0.0.1:")]
+    if remote:
+        print_table(("server", "what", "models", "as a replica"), map(_build_server_row, remote))
 
 
 def _choose(

@@ -160,7 +160,7 @@ def _compare(
 def _compare_together(config: ClusterConfig, base: Path) -> Iterator[MemoryMisfit]:
     """Yield where all that stays in this machine's memory is more than it has, each model with the least part of its KV
     cache. Replicas count once, and so does a file: what is mapped may be shared."""
-    loads = []
+    loads: list[_Load] = []
     for load in _list_resident(config, base):
         is_shared = any(load.source == other.source for other in loads)
         loads.append(load._replace(weights_bytes=0) if is_shared else load)
