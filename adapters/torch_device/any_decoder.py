@@ -37,8 +37,10 @@ from adapters.torch_device import attention
 from adapters.torch_device.attention import MASKED, KvPool, LayerKv, Rule, attending
 from adapters.torch_device.class_products import ClassProducts
 from adapters.torch_device.failures import classify_torch_failure
+from adapters.torch_device.flex import choose_kernel
 from adapters.torch_device.lora import place_loras
 from adapters.torch_device.model import BLOCK_TOKENS, DTYPES, TorchModel, count_blocks, shapes_for
+from adapters.torch_device.plan import list_decode_sizes
 from adapters.torch_device.products import Products
 from adapters.torch_device.rank_link import RankPlace
 from adapters.torch_device.runner import ForwardRunner
@@ -200,18 +202,18 @@ def load_decoder(
         token_bytes = sum(layer.elements for layer in kept) * dtype.itemsize
         blocks = count_blocks(options, token_bytes)
         memory = KvPool(kept, blocks=blocks, block=BLOCK_TOKENS, dtype=dtype, device=device)
+        runner = ForwardRunner(
+            network,
+            memory,
+            windows=(),
+            device=device,
+            kernel=choose_kernel(device),
+            past=_NoPast(),
+            captures=not own.has_experts and not _looks_at_lengths(network.config) and loras is None,
+        )
+        runner.record_ahead(list_decode_sizes(shapes, most_rows=options.max_batch_rows, slots=options.slots))
     except (RuntimeError, MemoryError) as error:
         raise classify_torch_failure(error) from error
-    runner = ForwardRunner(
-        network,
-        memory,
-        block=BLOCK_TOKENS,
-        scratch_block=blocks,
-        windows=(),
-        device=device,
-        past=_NoPast(),
-        captures=not own.has_experts and not _looks_at_lengths(network.config) and loras is None,
-    )
     form = read_quantised_form(read_json(prepared / CONFIG_FILE), where)
     widened = form in WIDENED and device.type == "cpu"
     weights = f"{form}, held in {chosen.activations}" if widened else form

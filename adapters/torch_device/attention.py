@@ -4,8 +4,8 @@ A model's class calls it in every layer with the rows of the whole ragged batch.
 the pool and attends each sequence's rows over that sequence's blocks. Which of them a row sees is said by the spec's
 windows where we read the model's config, and else by the rule that the class itself makes masks by (MASKED).
 
-Shapes in comments: N rows of the forward, H heads, K key-value heads, G = H / K, D head size. There are g tables, n
-tiles of T rows and L positions of a table.
+Shapes in comments: N rows of the forward, H heads, K key-value heads, G = H / K, D head size. There are n tiles of T
+rows and L positions of a table.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class KvPool:
 
     def __init__(self, layers: Sequence[LayerKv], *, blocks: int, block: int, dtype: Any, device: Any) -> None:
         """Allocate. Raises torch's errors when memory runs out."""
+        self.blocks, self.block = blocks + 2, block
 
         def allocate(heads: int, size: int) -> Any:
             return torch.zeros((blocks + 2, block, heads, size), dtype=dtype, device=device)
@@ -99,9 +100,14 @@ class KvPool:
                     cache[list(blocks)] = 0
 
     def read(self, layer: int, table: Any) -> tuple[Any, Any]:
-        """Return keys and values of the blocks of `table`, (g, blocks): both (g, K, L, D), positions before heads in
-        memory."""
+        """Return a copy of keys and values of the blocks of `table`, (1, blocks): both (1, K, L, D), positions before
+        heads in memory."""
         key, value = (cache[table].flatten(1, 2).transpose(1, 2) for cache in self._caches[layer])
+        return key, value
+
+    def view(self, layer: int) -> tuple[Any, Any]:
+        """Return all keys and values as they lie: both (1, K, positions, D)."""
+        key, value = (cache.flatten(0, 1).transpose(0, 1)[None] for cache in self._caches[layer])
         return key, value
 
 
@@ -116,15 +122,14 @@ class DeviceGroup:
 
 @dataclass(slots=True)
 class PagedBatch:
-    """What the attention of every layer needs to know of a forward. `windows` are the layers' sliding windows, () where
-    the model's class has a rule for each layer. `sources`, (N,): where in the groups' rows, one after the other, a row
-    stands."""
+    """What the attention of every layer needs to know of a forward on a processor, one sequence after the other (on
+    CUDA: adapters.torch_device.flex). `windows` are the layers' sliding windows, () where the model's class has a rule
+    for each layer. `sources`, (N,): where in the groups' rows, one after the other, a row stands."""
 
     pool: KvPool
     writes: Any
     sources: Any
     groups: list[DeviceGroup]
-    block: int
     windows: tuple[int, ...]
     masks: dict[tuple[int, int | Rule, int], Any] = field(default_factory=dict)
 
@@ -133,7 +138,7 @@ class PagedBatch:
         known = self.masks.get((index, window, heads_per_key))
         if known is None:
             group = self.groups[index]
-            length = group.table.shape[1] * self.block
+            length = group.table.shape[1] * self.pool.block
             keys = torch.arange(length, device=group.positions.device)
             rows = group.positions[:, :, None]
             if callable(window):

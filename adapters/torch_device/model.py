@@ -32,7 +32,7 @@ from adapters.kv_blocks import BlockPool
 from adapters.pooled import Bytes, PooledModel, describe_capabilities
 from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.lora import LoraRows
-from adapters.torch_device.plan import ForwardPlan, Shapes, plan_forward
+from adapters.torch_device.plan import TILE_ROWS, ForwardPlan, Shapes, plan_forward
 from adapters.torch_device.split import split_decoder
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
@@ -64,7 +64,7 @@ def shapes_for(device_type: str, exactness: Exactness, fixed_width: int = 0, hea
     bit = exactness is Exactness.BIT
     if device_type == "cuda":
         tile = fixed_width or (_CUDA_TILE_ROWS if bit else 0)
-        return Shapes(rows=tile or 8, least_rows=tile or 8, tile=8, most_tile=8, key_blocks=1, product_tile=tile)
+        return Shapes(tile or 8, tile or 8, TILE_ROWS, TILE_ROWS, key_blocks=1, product_tile=tile)
     if fixed_width:
         tile = _attention_tile(fixed_width, heads_per_key)
         return Shapes(fixed_width, fixed_width, tile, tile, _KEY_BLOCKS, product_tile=fixed_width)

@@ -24,9 +24,10 @@ from adapters.decoder.limits import refuse_decoder
 from adapters.decoder.spec import DecoderSpec, Dense
 from adapters.torch_device import attention
 from adapters.torch_device.attention import NAME, KvPool, LayerKv
+from adapters.torch_device.flex import choose_kernel
 from adapters.torch_device.lora import LoraRows, place_loras
 from adapters.torch_device.model import BLOCK_TOKENS, DTYPES, shapes_for
-from adapters.torch_device.plan import Shapes
+from adapters.torch_device.plan import Shapes, list_decode_sizes
 from adapters.torch_device.products import Products
 from adapters.torch_device.rank_group import RankGroup, join_ranks
 from adapters.torch_device.rank_link import RankPlace
@@ -184,11 +185,12 @@ def load_part(
     runner = ForwardRunner(
         network,
         memory,
-        block=BLOCK_TOKENS,
-        scratch_block=blocks,
         windows=own.windows,
         device=device,
+        kernel=choose_kernel(device),
         last=layers.end == decoder.layers,
         captures=loras is None,
     )
+    if group is None and layers.first == 0:  # ranks meet later, and other layers get hidden states
+        runner.record_ahead(list_decode_sizes(shapes, most_rows=options.max_batch_rows, slots=options.slots))
     return LoadedPart(memory, runner, products, shapes, loras)

@@ -18,6 +18,18 @@ from device_profiles.units import ceil_div
 
 Indices = NDArray[np.int64]
 
+TILE_ROWS = 16
+"""Rows of an attention tile on CUDA: the fewest that its kernels multiply at once. So a sequence takes one tile, and
+drafts cost no more."""
+# Rows that graphs are made for. Below 64 rows weights are waited for, and further steps waste a third at most. Not
+# tuned.
+LADDER = (8, 16, 32, *range(64, 513, 64))
+# Rows of logits of a graph, which take memory all the time. Not tuned: 50 sequences with 4 drafts fit.
+MOST_WANTED = 256
+# Tiles of graphs: never one, for which compilers make a kernel of its own. Not tuned: a tile that is nobody's copies 16
+# rows of each layer's queries.
+TILE_STEPS = (2, 8, 32, 128)
+
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
@@ -46,8 +58,8 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tiles `first` to `stop` (half open) that read the blocks of `table`, shape (tables, blocks): one table for
-    all of them, or one for each. A tile has `tile` rows."""
+    """Tiles `first` to `stop` (half open) of one sequence, which read the blocks of `table`, (1, blocks). A tile has
+    `tile` rows."""
 
     first: int
     stop: int
@@ -119,3 +131,76 @@ def _pad_table(table: Indices, multiple: int, blank: int) -> Indices:
     """Fill a table up with the blank block: what is there is finite, and nobody sees it."""
     missing = -len(table) % multiple
     return np.concatenate([table, np.full(missing, blank, np.int64)]) if missing else table
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a forward in one call is filled up to: rows, rows with logits, and tiles of TILE_ROWS rows."""
+
+    rows: int
+    wanted: int
+    tiles: int
+
+    @property
+    def inputs(self) -> tuple[tuple[str, int], ...]:
+        """The inputs by name and length, in the order in which they lie in a buffer."""
+        rows, tiled = self.rows, self.tiles * TILE_ROWS
+        lengths = {"ids": rows, "positions": rows, "writes": rows, "sources": rows, "wanted": self.wanted}
+        return (*lengths.items(), ("tiles", tiled), ("tile_positions", tiled))
+
+
+def size_of(plan: ForwardPlan) -> Size:
+    """Return the plan's own size."""
+    return Size(len(plan.ids), len(plan.wanted), plan.groups[-1].stop)
+
+
+def size_of_graph(plan: ForwardPlan) -> Size | None:
+    """Return the size of the graph for a plan, None where there is none so large."""
+    own = size_of(plan)
+    if own.rows > LADDER[-1] or own.wanted > MOST_WANTED or own.tiles > TILE_STEPS[-1]:
+        return None
+    return Size(_step_up(LADDER, own.rows), _step_up(LADDER, own.wanted), _step_up(TILE_STEPS, own.tiles))
+
+
+def list_decode_sizes(shapes: Shapes, *, most_rows: int, slots: int) -> list[Size]:
+    """Return the sizes of the graphs for sequences that decode: each takes a tile, and all of its rows are wanted."""
+    sizes, before = [], 0
+    for step in LADDER:
+        if step != shapes.pad_rows(step) or step > min(shapes.pad_rows(most_rows), MOST_WANTED):
+            continue
+        for fewer, tiles in zip((0, *TILE_STEPS), TILE_STEPS, strict=False):
+            if fewer < min(slots, step) and tiles * TILE_ROWS > before:
+                sizes.append(Size(step, step, tiles))
+        before = step
+    return sizes
+
+
+def _step_up(steps: tuple[int, ...], count: int) -> int:
+    return next(step for step in steps if step >= count)
+
+
+def make_blank_inputs(size: Size, *, block: int, pool_blocks: int, width: int = 1) -> tuple[Indices, Indices]:
+    """Return inputs of a size that are nobody's, one after the other, and the tables of its tiles: (tiles, 1 + width),
+    how many blocks a tile reads and which, filled up with the scratch block. They write to that alone. Each tile reads
+    the blank block's first position, which is finite."""
+    scratch, blank = pool_blocks - 2, pool_blocks - 1
+    fills = [np.full(length, scratch * block if name == "writes" else 0, np.int64) for name, length in size.inputs]
+    tables = np.full((size.tiles, 1 + width), scratch, np.int64)
+    tables[:, :2] = 1, blank
+    return np.concatenate(fills), tables
+
+
+def pad_inputs(plan: ForwardPlan, size: Size, *, block: int, pool_blocks: int) -> tuple[Indices, Indices]:
+    """Return the inputs of a plan in a size, and its tables: see `make_blank_inputs`."""
+    width = max(group.table.shape[1] for group in plan.groups)
+    inputs, tables = make_blank_inputs(size, block=block, pool_blocks=pool_blocks, width=width)
+    positions = plan.positions[plan.tiles]
+    parts = (plan.ids, plan.positions, plan.writes, plan.sources, plan.wanted, plan.tiles, positions)
+    at = 0
+    for part, (_, length) in zip(parts, size.inputs, strict=True):
+        inputs[at : at + len(part)] = part
+        at += length
+    for group in plan.groups:
+        tables[group.first : group.stop, 1 : 1 + group.table.shape[1]] = group.table
+    tables[: plan.groups[-1].stop, 0] = positions.reshape(-1, TILE_ROWS).max(axis=1) // block + 1
+    return inputs, tables

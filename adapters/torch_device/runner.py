@@ -1,167 +1,150 @@
-"""Runs a plan: its arrays to the device, the model over them, the wanted rows back. The same for CPU and CUDA.
+"""Runs a plan: its arrays to the device, the model over them, the wanted rows back. A processor attends sequence by
+sequence, what has a kernel all of them in one call (flex.py).
 
-CUDA graphs of small forwards: decoding and verification launch one graph instead of hundreds of kernels.
+CUDA graphs: decoding, verification and parts of prompts launch one graph instead of hundreds of kernels.
 
-A graph has fixed shapes, so a forward is filled up to the next size of each kind: rows, tiles, blocks that a tile
-reads. Graphs are captured when first needed, over static buffers, and share one memory pool. Larger forwards run as
-they come. Both compute the same: a row's bits do not depend on filling (docs/adr/0015-torch.md).
+A graph has fixed shapes, so a forward is filled up to the next size (plan.Size). Those that decode are captured when a
+model is loaded, others when first needed; all share one memory pool. Larger forwards run as they come. Both compute the
+same: a row's bits do not depend on filling (docs/adr/0015-torch.md, 0141).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adapters.contract import Hidden, Logits
-from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch, attending
-from adapters.torch_device.plan import ForwardPlan, Indices
+from adapters.torch_device.attention import AttendingBatch, DeviceGroup, KvPool, PagedBatch, attending
+from adapters.torch_device.flex import FAR, FlexBatch, Kernel, PageTables, pin, send_indices
+from adapters.torch_device.plan import (
+    LADDER,
+    MOST_WANTED,
+    TILE_STEPS,
+    ForwardPlan,
+    Indices,
+    Size,
+    make_blank_inputs,
+    pad_inputs,
+    size_of,
+    size_of_graph,
+)
 
-# ADR 0015: larger forwards run as they come. Not tuned.
-MOST_ROWS, MOST_TILES, MOST_READ_BLOCKS = 64, 16, 2048
-# So that short contexts share a graph. Not tuned: masked positions add exactly zero (ADR 0015).
-LEAST_BLOCKS = 8
+MOST_GRAPHS = 64  # a graph takes some MiB for its nodes; the one that was not used for longest goes. Not tuned.
 _WARM_UPS = 2  # the first allocates the libraries' workspaces. Not tuned.
 
-Compute = Callable[[Any, Any, Any, PagedBatch], Any]
-# cuDNN's and FlashAttention's kernels take no mask; of those that do, this one reads keys in an order of its own.
-_MASKED_BACKENDS = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+Compute = Callable[[Any, Any, Any, AttendingBatch, Any], Any]
+Step = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """The shape of a graph: rows, rows with logits, tiles of `tile` rows, and blocks that each tile reads."""
+class FlexForwards:
+    """Forwards whose attention is one call in each layer, over inputs that are filled up to a size."""
 
-    rows: int
-    wanted: int
-    tiles: int
-    tile: int
-    blocks: int
+    def __init__(
+        self, compute: Compute, pool: KvPool, kernel: Kernel, *, windows: tuple[int, ...], device: Any
+    ) -> None:
+        self._compute, self._pool, self._kernel, self._device = compute, pool, kernel, device
+        lengths = [window or FAR for window in windows or (0,)]  # whose rules are the class's own asks for none
+        self._windows = send_indices(np.array(lengths), device)
+        self._tables = PageTables(pool, device, TILE_STEPS[-1])
 
-    @property
-    def inputs(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The static inputs by name and shape, in the order in which they lie in their buffer."""
-        return (
-            ("ids", (self.rows,)),
-            ("positions", (self.rows,)),
-            ("writes", (self.rows,)),
-            ("sources", (self.rows,)),
-            ("wanted", (self.wanted,)),
-            ("tiles", (self.tiles * self.tile,)),
-            ("tile_positions", (self.tiles, self.tile)),
-            ("tables", (self.tiles, self.blocks)),
-        )
+    def run(self, plan: ForwardPlan, hidden: Any = None) -> Any:
+        """Queue a forward as it comes, and return what `compute` makes of it."""
+        size = size_of(plan)
+        inputs, pages = self._send(size, *self._pad(plan, size))
+        return self.forward(size, inputs, pages, hidden)
 
+    def send(self, plan: ForwardPlan, size: Size, static: Any) -> None:
+        """Queue what brings a plan's inputs to where a graph of that size has them."""
+        inputs, _ = self._send(size, *self._pad(plan, size))
+        static.copy_(inputs)
 
-def size_of(plan: ForwardPlan) -> Size | None:
-    """Return the shape of the graph for a plan; None where it is too large, or its tiles differ."""
-    tiles, tile = plan.groups[-1].stop, plan.groups[0].tile
-    blocks = _next_power(max(group.table.shape[1] for group in plan.groups), LEAST_BLOCKS)
-    size = Size(len(plan.ids), len(plan.wanted), _next_power(tiles, 1), tile, blocks)
-    fits = size.rows <= MOST_ROWS and size.tiles <= MOST_TILES and size.tiles * size.blocks <= MOST_READ_BLOCKS
-    return size if fits and all(group.tile == tile for group in plan.groups) else None
+    def send_blank(self, size: Size) -> tuple[Any, Any]:
+        """Return inputs of a size on the device, with which a forward touches nothing but the scratch block."""
+        return self._send(size, *make_blank_inputs(size, block=self._pool.block, pool_blocks=self._pool.blocks))
 
+    def forward(self, size: Size, inputs: Any, pages: Any, hidden: Any = None) -> Any:
+        """Return what `compute` makes of inputs of a size, which lie on the device one after the other."""
+        ids, positions, writes, sources, wanted, rows, own = inputs.split([length for _, length in size.inputs])
+        batch = FlexBatch(self._pool, writes, sources, rows, own, pages, self._windows, self._kernel)
+        return self._compute(ids, positions, wanted, batch, hidden)
 
-def pad_inputs(plan: ForwardPlan, size: Size, blank_block: int) -> dict[str, Indices]:
-    """Return a plan's inputs in the shapes of a graph. Tiles beyond the plan's read the blank block's first
-    position, which is finite, and nobody reads what they compute."""
-    tiles = np.zeros(size.tiles * size.tile, np.int64)
-    tiles[: len(plan.tiles)] = plan.tiles
-    positions = np.zeros(size.tiles * size.tile, np.int64)
-    positions[: len(plan.tiles)] = plan.positions[plan.tiles]
-    tables = np.full((size.tiles, size.blocks), blank_block, np.int64)
-    for group in plan.groups:
-        tables[group.first : group.stop, : group.table.shape[1]] = group.table
-    return {
-        "ids": plan.ids,
-        "positions": plan.positions,
-        "writes": plan.writes,
-        "sources": plan.sources,
-        "wanted": plan.wanted,
-        "tiles": tiles,
-        "tile_positions": positions.reshape(size.tiles, size.tile),
-        "tables": tables,
-    }
+    def _pad(self, plan: ForwardPlan, size: Size) -> tuple[Indices, Indices]:
+        return pad_inputs(plan, size, block=self._pool.block, pool_blocks=self._pool.blocks)
 
-
-class StaticInputs:
-    """The inputs of one graph: views of one buffer on the device, sent in one copy from pinned memory."""
-
-    def __init__(self, size: Size, device: Any) -> None:
-        sizes = [int(np.prod(shape)) for _, shape in size.inputs]
-        self._host = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._device = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        parts = self._device.split(sizes)
-        self.views = {name: part.view(shape) for part, (name, shape) in zip(parts, size.inputs, strict=True)}
-
-    def send(self, values: dict[str, Indices]) -> None:
-        """Queue the copy. The one before must have been used up."""
-        np.concatenate([values[name].ravel() for name in self.views], out=self._host.numpy())
-        self._device.copy_(self._host, non_blocking=True)
-
-    def batch(self, pool: KvPool, block: int, windows: tuple[int, ...]) -> PagedBatch:
-        """Return the batch that a forward over these inputs is about: one group, a table for every tile."""
-        views = self.views
-        group = DeviceGroup(views["tiles"], views["tile_positions"], views["tables"])
-        return PagedBatch(pool, views["writes"], views["sources"], [group], block, windows)
+    def _send(self, size: Size, inputs: Indices, tables: Indices) -> tuple[Any, Any]:
+        pages = self._tables.view(size.tiles)
+        self._tables.send(tables, pages)
+        return send_indices(inputs, self._device), pages
 
 
 class Graphs:
-    """Captured forwards by shape. `compute` is what is captured."""
+    """Recorded forwards by size. `record` returns what does again, on the same tensors, what a function does.
+    `most_rows`: of what a forward makes."""
 
-    def __init__(
-        self, compute: Compute, pool: KvPool, *, block: int, scratch_block: int, windows: tuple[int, ...], device: Any
-    ) -> None:
-        self._compute, self._pool, self._block, self._scratch = compute, pool, block, scratch_block
-        self._windows, self._device = windows, device
-        self._captured: dict[Size, tuple[Any, StaticInputs, Any]] = {}
-        self._memory: Any = None
-        self.capturing = False  # it stays so where a capture failed
+    def __init__(self, forwards: FlexForwards, record: Callable[[Step], Step], *, most_rows: int) -> None:
+        self._forwards, self._record, self._most_rows = forwards, record, most_rows
+        self._recorded: OrderedDict[Size, tuple[Step, Any, Any]] = OrderedDict()
+        self._made: Any = None
 
-    def prepare(self, plan: ForwardPlan) -> Size | None:
-        """Capture the graph for a plan if need be; None where there is none for it. Waits for the device."""
-        size = size_of(plan)
-        if size is not None and size not in self._captured:
-            self._captured[size] = self._capture(size)
-        return size
+    def prepare(self, size: Size) -> None:
+        """Record a size if need be, in place of the one that was not used for longest where there are too many."""
+        if size not in self._recorded:
+            self._recorded[size] = self._make(size)
+        self._recorded.move_to_end(size)
+        if len(self._recorded) > MOST_GRAPHS:
+            self._recorded.popitem(last=False)
 
     def replay(self, plan: ForwardPlan, size: Size) -> Any:
         """Queue the forward, and return where its logits will be: valid until the next replay of any graph."""
-        graph, inputs, logits = self._captured[size]
-        inputs.send(pad_inputs(plan, size, self._scratch + 1))
-        graph.replay()
-        return logits
+        step, static, made = self._recorded[size]
+        self._forwards.send(plan, size, static)
+        step()
+        return made
 
-    def _capture(self, size: Size) -> tuple[Any, StaticInputs, Any]:
-        inputs = StaticInputs(size, self._device)
-        # Nothing but the scratch block is touched while a graph is made.
-        inputs.views["writes"].fill_(self._scratch * self._block)
-        inputs.views["tables"].fill_(self._scratch + 1)
+    def _make(self, size: Size) -> tuple[Step, Any, Any]:
+        static, pages = self._forwards.send_blank(size)
+        first = self._forwards.forward(size, static, pages)
+        if self._made is None:  # of all sizes: a graph's own would stay as long as it does
+            self._made = torch.empty((self._most_rows, first.shape[1]), dtype=torch.float32, device=first.device)
+        made = self._made[: len(first)]
 
-        def forward() -> Any:
-            batch = inputs.batch(self._pool, self._block, self._windows)
-            return self._compute(inputs.views["ids"], inputs.views["positions"], inputs.views["wanted"], batch)
+        def step() -> None:
+            made.copy_(self._forwards.forward(size, static, pages))
 
+        return self._record(step), static, made
+
+
+class CudaRecorder:
+    """Captures CUDA graphs, which share one pool of memory."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._memory: Any = None
+        self.capturing = False  # it stays so where a capture failed
+
+    def __call__(self, step: Step) -> Step:
+        """See Graphs. Waits for the device."""
         stream = _capture_stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):  # libraries allocate their workspaces before anything is recorded
             for _ in range(_WARM_UPS):
-                forward()
+                step()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         self.capturing = True
         with torch.cuda.graph(graph, pool=self._memory, stream=stream):
-            logits = forward()
+            step()
         self.capturing = False
         self._memory = self._memory or graph.pool()
-        return graph, inputs, logits
+        replay: Step = graph.replay
+        return replay
 
 
 @cache
@@ -171,60 +154,63 @@ def _capture_stream(device: Any) -> Any:
     return torch.cuda.Stream(device)
 
 
-def _next_power(count: int, least: int) -> int:
-    """Return the power of two from `count` (>= 1) on, at least `least`, itself one."""
-    return max(least, 1 << (count - 1).bit_length())
-
-
 class ForwardRunner:
     """Layers of a model on a device, one forward at a time. `windows` are the layers' sliding windows, () where the
     model's class says itself what a row sees. `last`: they end with the model's last one, so that they give logits,
-    else hidden states. `past`: what the class is told of the tokens before, beside positions. `captures`: whether
-    forwards can be CUDA graphs."""
+    else hidden states. `past`: what the class is told of the tokens before, beside positions. `kernel` attends all
+    sequences in one call; None: one after the other. `captures`: whether forwards can be CUDA graphs."""
 
     def __init__(
         self,
         model: Any,
         pool: KvPool,
         *,
-        block: int,
-        scratch_block: int,
         windows: tuple[int, ...],
         device: Any,
+        kernel: Kernel | None,
         last: bool = True,
         past: Any = None,
         captures: bool = True,
     ) -> None:
-        self._model, self._pool, self._block, self._windows = model, pool, block, windows
+        self._model, self._pool, self._windows = model, pool, windows
         self._last, self._past = last, past
         self._device = device
+        self.forwards = FlexForwards(self.compute, pool, kernel, windows=windows, device=device) if kernel else None
+        self._recorder = CudaRecorder(device) if device.type == "cuda" and captures else None
         self._graphs: Graphs | None = None
-        if device.type == "cuda" and captures:
-            self._graphs = Graphs(
-                self.compute, pool, block=block, scratch_block=scratch_block, windows=windows, device=device
-            )
+        if self.forwards and self._recorder:
+            most_rows = MOST_WANTED if last else LADDER[-1]
+            self._graphs = Graphs(self.forwards, self._recorder, most_rows=most_rows)
         self._clock = _CudaClock() if device.type == "cuda" else _HostClock()
-        self._stage = _Stage(device)
         self._host: Any = None
+
+    def record_ahead(self, sizes: Sequence[Size]) -> None:
+        """Record the graphs of sizes, where there are graphs. Waits for the device."""
+        if self._graphs is not None:
+            with torch.inference_mode(), _on_device(self._device):
+                for size in sizes:
+                    self._graphs.prepare(size)
 
     def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> tuple[Logits | Hidden, float]:
         """Return the wanted rows of logits, or the hidden states of all tokens, valid until the next call, and the
-        milliseconds that the device took. `hidden`: what the tokens are where the model's first layer is not here."""
+        milliseconds that the device took. `hidden`: what the tokens are where the model's first layer is not here. The
+        host waits once, for the rows."""
         with torch.inference_mode(), _on_device(self._device):
             # Graphs have no input for hidden states: these layers run as they come.
-            size = self._graphs.prepare(plan) if self._graphs and hidden is None else None
+            size = size_of_graph(plan) if self._graphs and hidden is None else None
+            if self._graphs and size:
+                self._graphs.prepare(size)
             self._clock.start()
             made = self._graphs.replay(plan, size) if self._graphs and size else self._rows(plan, hidden)
-            rows = made[: plan.wanted_count if self._last else plan.token_count]
-            logits = self._on_host(rows)
-            return logits, self._clock.stop_ms()
+            rows = self._send_back(made[: plan.wanted_count if self._last else plan.token_count])
+            return rows, self._clock.stop_ms()
 
     def take_memory_back(self) -> bool:
         """After a forward had no memory: give back what nothing uses. False: a graph was being captured, and what the
         allocator thinks of that is not known."""
-        if self._graphs is None:
+        if self._recorder is None:
             return True
-        if self._graphs.capturing:
+        if self._recorder.capturing:
             return False
         torch.cuda.empty_cache()
         return True
@@ -234,20 +220,21 @@ class ForwardRunner:
 
     def _rows(self, plan: ForwardPlan, hidden: Hidden | None) -> Any:
         """Return what `compute` makes of a plan, padding included, on the device."""
-        tables = [group.table for group in plan.groups]
-        fixed = [plan.ids, plan.positions, plan.writes, plan.sources, plan.wanted, plan.tiles]
-        sent = self._stage.send([*fixed, plan.positions[plan.tiles], *tables])
-        ids, positions, writes, sources, wanted, tiles, tile_positions = sent[:7]
+        states = self._pad_hidden(hidden, len(plan.ids))
+        if self.forwards is not None:
+            return self.forwards.run(plan, states)
+        fixed = (plan.ids, plan.positions, plan.writes, plan.sources, plan.wanted, plan.tiles)
+        ids, positions, writes, sources, wanted, tiles = map(torch.from_numpy, fixed)
         groups, at = [], 0
-        for group, table in zip(plan.groups, sent[7:], strict=True):
+        for group in plan.groups:
             count = group.stop - group.first
-            own = slice(at, at + count * group.tile)
-            groups.append(DeviceGroup(tiles[own], tile_positions[own].view(count, group.tile), table))
-            at = own.stop
-        paged = PagedBatch(self._pool, writes, sources, groups, self._block, self._windows)
-        return self.compute(ids, positions, wanted, paged, self._pad_hidden(hidden, len(plan.ids)))
+            own = tiles[at : at + count * group.tile]
+            at += len(own)
+            groups.append(DeviceGroup(own, positions[own].view(count, group.tile), torch.from_numpy(group.table)))
+        paged = PagedBatch(self._pool, writes, sources, groups, self._windows)
+        return self.compute(ids, positions, wanted, paged, states)
 
-    def compute(self, ids: Any, positions: Any, wanted: Any, paged: PagedBatch, hidden: Any = None) -> Any:
+    def compute(self, ids: Any, positions: Any, wanted: Any, paged: AttendingBatch, hidden: Any = None) -> Any:
         """Run the layers: (rows,) ids, or (rows, hidden size) states, and positions to (wanted, vocabulary), or to
         (rows, hidden size), in float32."""
         read = {"input_ids": ids[None]} if hidden is None else {"inputs_embeds": hidden[None]}
@@ -265,36 +252,16 @@ class ForwardRunner:
         padded[: len(hidden)] = torch.from_numpy(hidden)
         return padded
 
-    def _on_host(self, rows: Any) -> Logits:
+    def _send_back(self, rows: Any) -> Logits:
+        """Queue what brings rows to the host, and return where they will be."""
         if self._device.type == "cpu":
             logits: Logits = rows.numpy()
             return logits
         if self._host is None or len(self._host) < len(rows):
-            self._host = torch.empty(rows.shape, dtype=torch.float32, pin_memory=True)
-        view = self._host[: len(rows)]
-        view.copy_(rows, non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
-        copied: Logits = view.numpy()
-        return copied
-
-
-class _Stage:
-    """Sends index arrays in one transfer, from pinned memory where the device has a memory of its own."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._pinned: Any = None
-
-    def send(self, arrays: list[Indices]) -> list[Any]:
-        """Return the arrays on the device. What was sent before must have been used up."""
-        if self._device.type == "cpu":
-            return [torch.from_numpy(array) for array in arrays]
-        sizes = [array.size for array in arrays]
-        if self._pinned is None or len(self._pinned) < sum(sizes):
-            self._pinned = torch.empty(2 * sum(sizes), dtype=torch.int64, pin_memory=True)
-        np.concatenate([array.ravel() for array in arrays], out=self._pinned.numpy()[: sum(sizes)])
-        sent = self._pinned[: sum(sizes)].to(self._device, non_blocking=True)
-        return [part.view(array.shape) for part, array in zip(sent.split(sizes), arrays, strict=True)]
+            self._host = pin(torch.empty(rows.shape, dtype=torch.float32))
+        self._host[: len(rows)].copy_(rows, non_blocking=True)
+        sent: Logits = self._host.numpy()[: len(rows)]
+        return sent
 
 
 class _HostClock:
@@ -325,5 +292,5 @@ def _on_device(device: Any) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.device(device), sdpa_kernel(list(_MASKED_BACKENDS)):
+    with torch.cuda.device(device):
         yield

@@ -30,14 +30,11 @@ from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.spec import Grouped
 from adapters.hardware import processor
 from adapters.hf_directory import open_weights
-from adapters.kv_blocks import BlockPool
 from adapters.source_meter import SourceMeter
 from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.model import shapes_for
-from adapters.torch_device.plan import ForwardPlan, Shapes, plan_forward
 from adapters.torch_device.products import EightBitLinear, FourBitLinear, PackedLinear, PlainLinear, TiledLinear, packs
 from adapters.torch_device.quantize import QuantizedTorchWeights
-from adapters.torch_device.runner import Graphs, StaticInputs, pad_inputs, size_of
 from adapters.torch_device.weights import Affine, read_decoder, read_prepared_tensors, write_weights
 from device_profiles.profile import Exactness
 from tests.adapters.test_hf_reference import TOKENS, VARIANTS
@@ -239,58 +236,6 @@ def test_the_environment_is_left_alone_where_the_operator_has_spoken(monkeypatch
     with pytest.raises(AdapterUnavailable, match="torch is not installed"):
         ADAPTER.devices()
     assert os.environ.get("GOMP_SPINCOUNT") == expected
-
-
-def runner_over(target: Path, kv_cache_bytes: int = 8 << 20) -> tuple[Any, BlockPool, Graphs]:
-    """The parts of a loaded model, and CUDA's graphs over them, none of them captured."""
-    model: Any = ADAPTER.load(target, dataclasses.replace(OPTIONS, kv_cache_bytes=kv_cache_bytes), silent)
-    runner, pool = model._runner, model._pool
-    graphs = Graphs(
-        runner.compute,
-        runner._pool,
-        block=pool.block_tokens,
-        scratch_block=pool.total,
-        windows=runner._windows,
-        device=runner._device,
-    )
-    return runner, pool, graphs
-
-
-@pytest.mark.parametrize("exactness", Exactness)
-@pytest.mark.parametrize("variant", ["llama", "gemma2", "gemma3"])
-def test_a_forward_filled_up_to_a_graph_computes_the_same(tmp_path, variant, exactness):
-    """Everything of CUDA's small forwards but the capture, on the CPU."""
-    _, target = prepare_variant(tmp_path, variant)
-    runner, pool, graphs = runner_over(target)
-    shapes = shapes_for("cuda", exactness)
-    for slot, held in ((0, 33), (2, 5)):
-        before = [Segment(slot, 0, TOKENS[:held], (0, 0))]
-        pool.reserve(before)
-        runner.run(plan_forward(before, pool, shapes))
-    batch = [Segment(2, 5, TOKENS[5:6], (0, 1)), Segment(0, 33, TOKENS[33:43], (4, 10)), Segment(1, 0, [7, 8], (0, 0))]
-    pool.reserve(batch)
-    made = plan_forward(batch, pool, shapes)
-    expected = runner.run(made)[0].copy()
-    size = size_of(made)
-    assert size is not None
-    assert (size.rows, size.tiles, size.tile, size.blocks) == (64 if exactness is Exactness.BIT else 16, 4, 8, 8)
-    inputs = StaticInputs(size, runner._device)
-    inputs.send(pad_inputs(made, size, pool.total + 1))
-    views = inputs.views
-    with torch.inference_mode():
-        rows = runner.compute(
-            views["ids"], views["positions"], views["wanted"], inputs.batch(runner._pool, 32, runner._windows)
-        )
-    assert len(expected) == made.wanted_count == 7
-    assert np.abs(rows.numpy()[:7] - expected).max() < 1e-4
-    assert graphs.prepare(big_plan(pool, shapes)) is None
-
-
-def big_plan(pool: BlockPool, shapes: Shapes) -> ForwardPlan:
-    """A prefill that is larger than any graph."""
-    batch = [Segment(3, 0, TOKENS + TOKENS, (159, 160))]
-    pool.reserve(batch)
-    return plan_forward(batch, pool, shapes)
 
 
 def test_a_product_in_tiles_is_the_product():
