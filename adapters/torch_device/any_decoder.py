@@ -207,7 +207,7 @@ def load_decoder(
             memory,
             windows=(),
             device=device,
-            kernel=choose_kernel(device),
+            kernel=choose_kernel(memory, probe.heads_per_key),
             past=_NoPast(),
             captures=not own.has_experts and not _looks_at_lengths(network.config) and loras is None,
         )

@@ -7,6 +7,7 @@ the pool.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,9 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from adapters.torch_device.attention import KvPool, Rule
-from adapters.torch_device.plan import TILE_ROWS, Indices
+from adapters.torch_device.plan import TILE_ROWS, Indices, Size, make_blank_inputs
+
+_log = logging.getLogger(__name__)
 
 # A position that no row has: behind each of them as a key's, and as a window longer than all contexts.
 FAR = 1 << 30
@@ -100,10 +103,37 @@ def compile_attention() -> Kernel:
     return attend
 
 
-def choose_kernel(device: Any) -> Kernel | None:
-    """Return what attends all sequences of a forward in one call; None on a processor, where one after the other is
-    faster and has bits that are known (docs/adr/0015-torch.md)."""
-    return None if device.type == "cpu" else compile_attention()
+def choose_kernel(pool: KvPool, heads_per_key: int) -> Kernel | None:
+    """Return what attends all sequences of a forward in one call. None on a processor, where one after the other has
+    bits that are known (docs/adr/0015-torch.md), and where torch compiles no kernel: a line says why. Raises torch's
+    error when memory runs out."""
+    if pool.view(0)[0].device.type == "cpu":
+        return None
+    kernel = compile_attention()
+    try:
+        with torch.inference_mode():
+            _try(kernel, pool, heads_per_key)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a compiler raises
+        why = (str(error).strip().splitlines() or ["it says no more"])[0]
+        what = f"{type(error).__name__}: {why}"
+        _log.warning("torch compiles no FlexAttention here, so sequences are attended one after another: %s", what)
+        return None
+    return kernel
+
+
+def _try(kernel: Kernel, pool: KvPool, heads_per_key: int) -> None:
+    """Attend two tiles of rows that are nobody's, over the pool's blank block."""
+    key, value = pool.view(0)
+    size = Size(rows=8, wanted=8, tiles=2)
+    inputs, tables = make_blank_inputs(size, block=pool.block, pool_blocks=pool.blocks)
+    kept = PageTables(pool, key.device, size.tiles)
+    pages = kept.view(size.tiles)
+    kept.send(tables, pages)
+    query = key.new_zeros((1, size.tiles * TILE_ROWS, key.shape[1] * heads_per_key, key.shape[3])).transpose(1, 2)
+    positions, window = (send_array(array, key.device) for array in (inputs[-query.shape[2] :], np.array([FAR])))
+    kernel(query, key, value, pages, positions, window[0], pool.block)
 
 
 class PageTables:
@@ -132,7 +162,7 @@ class PageTables:
         pool's scratch block behind them."""
         blocks, counts, places = pages
         length = tables.shape[1] - 1
-        sent = send_indices(tables.astype(np.int32), self._device)
+        sent = send_array(tables.astype(np.int32), self._device)
         counts.copy_(sent[:, 0])
         blocks[:, :length] = sent[:, 1:]
         order = torch.arange(length, device=self._device, dtype=torch.int32)
@@ -140,7 +170,7 @@ class PageTables:
         places.fill_(FAR).scatter_(1, sent[:, 1:].long(), begins)
 
 
-def send_indices(values: Any, device: Any) -> Any:
+def send_array(values: Any, device: Any) -> Any:
     """Return an array on the device, from pinned memory where that has a memory of its own: nobody waits for it."""
     host = torch.from_numpy(values)
     return host if device.type == "cpu" else pin(host).to(device, non_blocking=True)

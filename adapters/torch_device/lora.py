@@ -16,6 +16,7 @@ from torch import nn
 
 from adapters.contract import LoraFile, ModelRefused
 from adapters.peft import read_floats, read_peft
+from adapters.torch_device.flex import send_array
 from adapters.torch_device.plan import Indices
 
 _ELSEWHERE = ("expert", "lm_head")
@@ -34,7 +35,7 @@ class LoraRows:
     def set_numbers(self, numbers: Indices) -> None:
         """Let rows have the adapters of these numbers from 1 on, 0 is none; shape (rows,)."""
         self.masks = {
-            int(number): torch.from_numpy(numbers == number)[:, None].to(self._device)
+            int(number): send_array(numbers == number, self._device)[:, None]
             for number in np.unique(numbers[numbers > 0])
         }
 

@@ -187,7 +187,7 @@ def load_part(
         memory,
         windows=own.windows,
         device=device,
-        kernel=choose_kernel(device),
+        kernel=choose_kernel(memory, decoder.heads // decoder.kv_heads),
         last=layers.end == decoder.layers,
         captures=loras is None,
     )

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adapters.contract import Hidden, Logits
 from adapters.torch_device.attention import AttendingBatch, DeviceGroup, KvPool, PagedBatch, attending
-from adapters.torch_device.flex import FAR, FlexBatch, Kernel, PageTables, pin, send_indices
+from adapters.torch_device.flex import FAR, FlexBatch, Kernel, PageTables, pin, send_array
 from adapters.torch_device.plan import (
     LADDER,
     MOST_WANTED,
@@ -39,6 +40,9 @@ from adapters.torch_device.plan import (
 MOST_GRAPHS = 64  # a graph takes some MiB for its nodes; the one that was not used for longest goes. Not tuned.
 _WARM_UPS = 2  # the first allocates the libraries' workspaces. Not tuned.
 
+# Where no kernel is compiled: of torch's that take a mask, this one reads keys in an order of its own.
+_MASKED_BACKENDS = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+
 Compute = Callable[[Any, Any, Any, AttendingBatch, Any], Any]
 Step = Callable[[], None]
 
@@ -51,7 +55,7 @@ class FlexForwards:
     ) -> None:
         self._compute, self._pool, self._kernel, self._device = compute, pool, kernel, device
         lengths = [window or FAR for window in windows or (0,)]  # whose rules are the class's own asks for none
-        self._windows = send_indices(np.array(lengths), device)
+        self._windows = send_array(np.array(lengths), device)
         self._tables = PageTables(pool, device, TILE_STEPS[-1])
 
     def run(self, plan: ForwardPlan, hidden: Any = None) -> Any:
@@ -81,7 +85,7 @@ class FlexForwards:
     def _send(self, size: Size, inputs: Indices, tables: Indices) -> tuple[Any, Any]:
         pages = self._tables.view(size.tiles)
         self._tables.send(tables, pages)
-        return send_indices(inputs, self._device), pages
+        return send_array(inputs, self._device), pages
 
 
 class Graphs:
@@ -176,7 +180,7 @@ class ForwardRunner:
         self._last, self._past = last, past
         self._device = device
         self.forwards = FlexForwards(self.compute, pool, kernel, windows=windows, device=device) if kernel else None
-        self._recorder = CudaRecorder(device) if device.type == "cuda" and captures else None
+        self._recorder = CudaRecorder(device) if kernel and captures and device.type == "cuda" else None
         self._graphs: Graphs | None = None
         if self.forwards and self._recorder:
             most_rows = MOST_WANTED if last else LADDER[-1]
@@ -224,13 +228,15 @@ class ForwardRunner:
         if self.forwards is not None:
             return self.forwards.run(plan, states)
         fixed = (plan.ids, plan.positions, plan.writes, plan.sources, plan.wanted, plan.tiles)
-        ids, positions, writes, sources, wanted, tiles = map(torch.from_numpy, fixed)
+        ids, positions, writes, sources, wanted, tiles = (send_array(array, self._device) for array in fixed)
         groups, at = [], 0
         for group in plan.groups:
             count = group.stop - group.first
             own = tiles[at : at + count * group.tile]
             at += len(own)
-            groups.append(DeviceGroup(own, positions[own].view(count, group.tile), torch.from_numpy(group.table)))
+            groups.append(
+                DeviceGroup(own, positions[own].view(count, group.tile), send_array(group.table, self._device))
+            )
         paged = PagedBatch(self._pool, writes, sources, groups, self._windows)
         return self.compute(ids, positions, wanted, paged, states)
 
@@ -249,7 +255,7 @@ class ForwardRunner:
         if hidden is None:
             return None
         padded = torch.zeros((rows, hidden.shape[1]), dtype=self._model.dtype, device=self._device)
-        padded[: len(hidden)] = torch.from_numpy(hidden)
+        padded[: len(hidden)] = send_array(hidden, self._device)
         return padded
 
     def _send_back(self, rows: Any) -> Logits:
@@ -292,5 +298,5 @@ def _on_device(device: Any) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), sdpa_kernel(list(_MASKED_BACKENDS)):
         yield

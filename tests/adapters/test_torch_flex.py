@@ -24,7 +24,7 @@ from adapters.contract import BlockRules, Exactness, LayerRange, LoadOptions, Pr
 from adapters.kv_blocks import BlockPool
 from adapters.torch_device import any_decoder, attention, runner
 from adapters.torch_device.attention import MASKED, KvPool, LayerKv
-from adapters.torch_device.flex import FAR, PageTables, attend_pages
+from adapters.torch_device.flex import FAR, PageTables, attend_pages, choose_kernel
 from adapters.torch_device.model import shapes_for
 from adapters.torch_device.parts import build
 from adapters.torch_device.plan import (
@@ -352,3 +352,24 @@ def test_a_round_launches_no_more_for_more_sequences_on_the_cpu(tmp_path):
         launched.append(Counter(event.name for event in seen.events() if event.name.startswith(("aten::", "mkldnn"))))
     assert launched[0] == launched[1]
     model.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_where_no_kernel_is_compiled_a_line_says_so_and_sequences_take_turns(monkeypatch, caplog, fails):
+    def compile_or_fail(function: Any, **_: Any) -> Any:
+        def attend(*args: Any, **options: Any) -> Any:
+            if fails:
+                raise RuntimeError("no triton\nat all")
+            return function(*args, **options)
+
+        return attend
+
+    monkeypatch.setattr(torch, "compile", compile_or_fail)
+    with fake_cuda(monkeypatch):
+        pool = KvPool([LayerKv(2, 16, 16)], blocks=4, block=BLOCK, dtype=torch.bfloat16, device=CUDA)
+        kernel = choose_kernel(pool, 3)
+    assert (kernel is None) is fails
+    assert ("RuntimeError: no triton" in caplog.text) is fails
+    assert (
+        choose_kernel(KvPool([LayerKv(2, 16, 16)], blocks=4, block=BLOCK, dtype=torch.float32, device=CPU), 3) is None
+    )
