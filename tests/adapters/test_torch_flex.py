@@ -3,7 +3,10 @@ allocates and waits for, on fake tensors of CUDA; and the sizes of graphs."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -373,3 +376,11 @@ def test_where_no_kernel_is_compiled_a_line_says_so_and_sequences_take_turns(mon
     assert (
         choose_kernel(KvPool([LayerKv(2, 16, 16)], blocks=4, block=BLOCK, dtype=torch.float32, device=CPU), 3) is None
     )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton comes with torch for CUDA alone")
+@pytest.mark.parametrize("interpret", ["0", "1"])
+def test_the_kernel_that_torch_writes_for_cuda_is_compiled_and_computes_the_same(interpret):
+    """Without a device: as triton interprets it, and as machine code for a H100's kind."""
+    command = [sys.executable, "-m", "tests.support.triton_kernel"]
+    subprocess.run(command, check=True, env=os.environ | {"TRITON_INTERPRET": interpret})

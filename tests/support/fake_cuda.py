@@ -29,7 +29,7 @@ class Counts:
     allocated_bytes: int = 0
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     supports_higher_order_operators = True
 
     def __init__(self, counts: Counts) -> None:
