@@ -105,7 +105,7 @@ class KvPool:
         key, value = (cache[table].flatten(1, 2).transpose(1, 2) for cache in self._caches[layer])
         return key, value
 
-    def view(self, layer: int) -> tuple[Any, Any]:
+    def get_views(self, layer: int) -> tuple[Any, Any]:
         """Return all keys and values as they lie: both (1, K, positions, D)."""
         key, value = (cache.flatten(0, 1).transpose(0, 1)[None] for cache in self._caches[layer])
         return key, value

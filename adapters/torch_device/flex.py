@@ -107,7 +107,7 @@ def choose_kernel(pool: KvPool, heads_per_key: int) -> Kernel | None:
     """Return what attends all sequences of a forward in one call. None on a processor, where one after the other has
     bits that are known (docs/adr/0015-torch.md), and where torch compiles no kernel: a line says why. Raises torch's
     error when memory runs out."""
-    if pool.view(0)[0].device.type == "cpu":
+    if pool.get_views(0)[0].device.type == "cpu":
         return None
     kernel = compile_attention()
     try:
@@ -125,11 +125,11 @@ def choose_kernel(pool: KvPool, heads_per_key: int) -> Kernel | None:
 
 def _try(kernel: Kernel, pool: KvPool, heads_per_key: int) -> None:
     """Attend two tiles of rows that are nobody's, over the pool's blank block."""
-    key, value = pool.view(0)
+    key, value = pool.get_views(0)
     size = Size(rows=8, wanted=8, tiles=2)
     inputs, tables = make_blank_inputs(size, block=pool.block, pool_blocks=pool.blocks)
     kept = PageTables(pool, key.device, size.tiles)
-    pages = kept.view(size.tiles)
+    pages = kept.get_pages(size.tiles)
     kept.send(tables, pages)
     query = key.new_zeros((1, size.tiles * TILE_ROWS, key.shape[1] * heads_per_key, key.shape[3])).transpose(1, 2)
     positions, window = (send_array(array, key.device) for array in (inputs[-query.shape[2] :], np.array([FAR])))
@@ -143,7 +143,6 @@ class PageTables:
     def __init__(self, pool: KvPool, device: Any, most: int) -> None:
         self._pool, self._device, self._most = pool, device, most
         self._kept = self._allocate(most)
-        self._host: Any = None
 
     def _allocate(self, tiles: int) -> tuple[Any, Any, Any]:
         def fill(*shape: int) -> Any:
@@ -151,7 +150,7 @@ class PageTables:
 
         return fill(tiles, self._pool.blocks), fill(tiles), fill(tiles, self._pool.blocks)
 
-    def view(self, tiles: int) -> tuple[Any, Any, Any]:
+    def get_pages(self, tiles: int) -> tuple[Any, Any, Any]:
         """Return the pages of so many tiles (see `attend_pages`). Where these are more than are kept, nobody else has
         them."""
         blocks, counts, places = self._kept if tiles <= self._most else self._allocate(tiles)
@@ -185,7 +184,7 @@ def pin(host: Any) -> Any:
 class FlexBatch:
     """What the attention of every layer needs to know of a forward. `writes`, (N,): where rows lie in the pool. `rows`
     and `positions`, (n * R,): of the tiles, one after the other; `sources`, (N,): where among them a row stands.
-    `windows`: of each layer, (); () for FAR in all."""
+    `windows`, (layers,): where layers have no rules of their own."""
 
     pool: KvPool
     writes: Any
@@ -213,7 +212,7 @@ class FlexBatch:
         layer = module.layer_idx
         self.pool.write(layer, self.writes, key[0].transpose(0, 1), value[0].transpose(0, 1))
         tiles = query[0].transpose(0, 1)[self.rows].transpose(0, 1)[None]
-        keys, values = self.pool.view(layer)
+        keys, values = self.pool.get_views(layer)
         window = None if rule is not None else self.windows[layer]
         made = self.kernel(
             tiles,

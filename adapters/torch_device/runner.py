@@ -62,7 +62,7 @@ class FlexForwards:
         """Queue a forward as it comes, and return what `compute` makes of it."""
         size = size_of(plan)
         inputs, pages = self._send(size, *self._pad(plan, size))
-        return self.forward(size, inputs, pages, hidden)
+        return self.queue(size, inputs, pages, hidden)
 
     def send(self, plan: ForwardPlan, size: Size, static: Any) -> None:
         """Queue what brings a plan's inputs to where a graph of that size has them."""
@@ -73,7 +73,7 @@ class FlexForwards:
         """Return inputs of a size on the device, with which a forward touches nothing but the scratch block."""
         return self._send(size, *make_blank_inputs(size, block=self._pool.block, pool_blocks=self._pool.blocks))
 
-    def forward(self, size: Size, inputs: Any, pages: Any, hidden: Any = None) -> Any:
+    def queue(self, size: Size, inputs: Any, pages: Any, hidden: Any = None) -> Any:
         """Return what `compute` makes of inputs of a size, which lie on the device one after the other."""
         ids, positions, writes, sources, wanted, rows, own = inputs.split([length for _, length in size.inputs])
         batch = FlexBatch(self._pool, writes, sources, rows, own, pages, self._windows, self._kernel)
@@ -83,7 +83,7 @@ class FlexForwards:
         return pad_inputs(plan, size, block=self._pool.block, pool_blocks=self._pool.blocks)
 
     def _send(self, size: Size, inputs: Indices, tables: Indices) -> tuple[Any, Any]:
-        pages = self._tables.view(size.tiles)
+        pages = self._tables.get_pages(size.tiles)
         self._tables.send(tables, pages)
         return send_array(inputs, self._device), pages
 
@@ -114,13 +114,13 @@ class Graphs:
 
     def _make(self, size: Size) -> tuple[Step, Any, Any]:
         static, pages = self._forwards.send_blank(size)
-        first = self._forwards.forward(size, static, pages)
+        first = self._forwards.queue(size, static, pages)
         if self._made is None:  # of all sizes: a graph's own would stay as long as it does
             self._made = torch.empty((self._most_rows, first.shape[1]), dtype=torch.float32, device=first.device)
         made = self._made[: len(first)]
 
         def step() -> None:
-            made.copy_(self._forwards.forward(size, static, pages))
+            made.copy_(self._forwards.queue(size, static, pages))
 
         return self._record(step), static, made
 

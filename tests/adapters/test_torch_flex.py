@@ -65,7 +65,7 @@ def _without_compiler(monkeypatch):
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
-def chunked(batch: Any, head: Any, row: Any, place: Any) -> Any:
+def is_in_chunk(batch: Any, head: Any, row: Any, place: Any) -> Any:
     return row // 24 == place // 24
 
 
@@ -103,7 +103,7 @@ def attend_plainly(
     heads=st.sampled_from([(1, 1), (6, 2), (4, 4)]),
     value_dim=st.sampled_from([16, 8]),
     window=st.sampled_from([0, 1, 20, 64]),
-    rule=st.sampled_from([None, chunked]),
+    rule=st.sampled_from([None, is_in_chunk]),
     softcap=st.sampled_from([None, 2.0]),
     sinks=st.booleans(),
 )
@@ -125,11 +125,11 @@ def test_all_sequences_in_one_call_are_attended_as_by_the_definition(
     inputs, tables = pad_inputs(plan, size, block=BLOCK, pool_blocks=kv.blocks)
     *_, rows, positions = torch.from_numpy(inputs).split([length for _, length in size.inputs])
     kept = PageTables(kv, CPU, TILE_STEPS[-1])
-    pages = kept.view(size.tiles)
+    pages = kept.get_pages(size.tiles)
     kept.send(*make_blank_inputs(size, block=BLOCK, pool_blocks=kv.blocks)[1:], pages)  # a graph's before
     kept.send(tables, pages)
     query, beside = torch.randn(heads[0], len(plan.ids), 16), torch.randn(heads[0]) if sinks else None
-    keys, values = kv.view(0)
+    keys, values = kv.get_views(0)
     made = attend_pages(
         query[None][:, :, rows],
         keys,
@@ -170,13 +170,13 @@ def test_the_compiled_kernel_reads_the_blocks_that_it_is_told_and_copies_none(mo
     inputs, tables = pad_inputs(plan, size, block=BLOCK, pool_blocks=kv.blocks)
     *_, rows, positions = torch.from_numpy(inputs).split([length for _, length in size.inputs])
     kept = PageTables(kv, CPU, TILE_STEPS[-1])
-    pages = kept.view(size.tiles)
+    pages = kept.get_pages(size.tiles)
     kept.send(tables, pages)
     for cache in kv._caches[0]:
         cache.fill_(torch.nan)  # what nobody is told of
         cache[[*pool.table(0, 43), *pool.table(1, 20), *pool.table(2, 71)]] = torch.randn(6, BLOCK, 2, 16)
     query = torch.randn(1, 4, len(plan.ids), 16)[:, :, rows]
-    keys, values = kv.view(0)
+    keys, values = kv.get_views(0)
     assert keys.data_ptr() == kv._caches[0][0].data_ptr()
     compiled = torch.compile(attend_pages, fullgraph=True, dynamic=False)
     with torch.inference_mode():

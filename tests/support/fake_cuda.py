@@ -120,6 +120,7 @@ class _Event:
     """A CUDA event; `counts` are those of the run that is on."""
 
     counts = Counts()
+    elapsed_time = staticmethod(lambda *_: 1.0)
 
     def __init__(self, **_: Any) -> None:
         """See torch.cuda.Event."""
@@ -129,9 +130,6 @@ class _Event:
 
     def synchronize(self) -> None:
         self.counts.waits.append("an event")
-
-    def elapsed_time(self, other: _Event) -> float:
-        return 1.0
 
 
 @contextmanager

@@ -70,7 +70,7 @@ class _Driver:
         return True
 
 
-def chunked(batch: Any, head: Any, row: Any, place: Any) -> Any:
+def is_in_chunk(batch: Any, head: Any, row: Any, place: Any) -> Any:
     return row // 24 == place // 24
 
 
@@ -89,7 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 20},
     "softcap": {"softcap": 2.0},
-    "rule": {"rule": chunked},
+    "rule": {"rule": is_in_chunk},
     "sinks": {"sinks": True},
     "short values": {"dims": (24, 16)},
 }
@@ -101,7 +101,7 @@ def prepare(case: dict[str, Any], device: Any, dtype: Any) -> tuple[tuple[Any, .
     key_dim, value_dim = case.get("dims", (64, 64))
     pool = KvPool([LayerKv(2, key_dim, value_dim)], blocks=20, block=BLOCK, dtype=dtype, device=device)
     tables = PageTables(pool, device, 8)
-    pages = tables.view(len(TABLES))
+    pages = tables.get_pages(len(TABLES))
     if device.type == "cpu":
         tables.send(TABLES, pages)
         for cache in pool._caches[0]:
@@ -117,7 +117,7 @@ def prepare(case: dict[str, Any], device: Any, dtype: Any) -> tuple[tuple[Any, .
     options: dict[str, Any] = {name: case[name] for name in ("softcap", "rule") if name in case}
     if "sinks" in case:
         options["sinks"] = torch.randn(6, dtype=torch.float32, device=device)
-    return (query, *pool.view(0), pages, positions, window, BLOCK), options
+    return (query, *pool.get_views(0), pages, positions, window, BLOCK), options
 
 
 def write_kernels(case: dict[str, Any], dtype: Any) -> tuple[str, list[Any]]:
