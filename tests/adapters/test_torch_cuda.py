@@ -33,7 +33,7 @@ OPTIONS = LoadOptions(device="CUDA:0", slots=4, kv_cache_bytes=64 << 20)
 def test_a_family_computes_what_the_reference_computes(tmp_path, variant):
     source, target = prepare_variant(tmp_path, variant)
     model = ADAPTER.load(target, replace(OPTIONS, activations=Precision.FP32), silent)
-    model.forward([Segment(2, 0, TOKENS[:70], (0, 0))])  # as it comes
+    model.forward([Segment(2, 0, TOKENS[:70], (0, 0))])
     rows = [model.forward([Segment(2, start, TOKENS[start : start + 5], (0, 5))]).logits.copy() for start in (70, 75)]
     expected = reference_decoder.logits(open_weights(source), TOKENS)[70:]
     assert np.abs(np.concatenate(rows) - expected).max() < 5e-3
@@ -85,6 +85,18 @@ def test_a_prefill_and_graphs_give_one_sequence_the_same_bits(tmp_path):
     whole = model.forward([Segment(0, 0, tokens, (0, len(tokens)))]).logits.copy()
     rows = [model.forward([Segment(1, i, [token], (0, 1))]).logits.copy() for i, token in enumerate(tokens)]
     assert np.array_equal(np.concatenate(rows).view(np.uint32), whole.view(np.uint32))
+    model.close()
+
+
+def test_sequences_that_decode_find_their_kernel_and_graphs_ready(tmp_path):
+    _, target = prepare_variant(tmp_path, "llama")
+    model = ADAPTER.load(target, OPTIONS, silent)
+    runner = model._runner
+    assert runner.forwards is not None  # else torch compiled no FlexAttention, and a line says why
+    ready = set(runner._graphs._recorded)
+    for rows in (1, 5):
+        model.forward([Segment(slot, 0, TOKENS[:rows], (0, rows)) for slot in range(4)])
+    assert set(runner._graphs._recorded) == ready
     model.close()
 
 
