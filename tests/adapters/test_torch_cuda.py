@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_a_prefill_and_graphs_give_one_sequence_the_same_bits(tmp_path):
 
 def test_sequences_that_decode_find_their_kernel_and_graphs_ready(tmp_path):
     _, target = prepare_variant(tmp_path, "llama")
-    model = ADAPTER.load(target, OPTIONS, silent)
+    model: Any = ADAPTER.load(target, OPTIONS, silent)
     runner = model._runner
     assert runner.forwards is not None  # else torch compiled no FlexAttention, and a line says why
     ready = set(runner._graphs._recorded)
