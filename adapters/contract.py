@@ -103,6 +103,7 @@ __all__ = [
     "StagedModel",
     "StaticShapes",
     "TensorParallelAdapter",
+    "TwoCopies",
     "Unsupported",
     "check_layers",
     "cut_layers",
@@ -195,6 +196,15 @@ class FilesInPlace(Protocol):
 
     def drop_ahead(self) -> None:
         """Give back what was read ahead and no `load` took. Without effect where nothing was."""
+        ...
+
+
+@runtime_checkable
+class TwoCopies(Protocol):
+    """An adapter that holds a model's weights more than once: in formats of its own, and as its file has them."""
+
+    def count_held_bytes(self, converted_bytes: int, file_bytes: int) -> int:
+        """Return what weights take of which one copy has `converted_bytes` and the other one `file_bytes`."""
         ...
 
 

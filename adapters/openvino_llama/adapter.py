@@ -92,6 +92,10 @@ class OpenVinoLlamaAdapter:
         self._decoder.prepare(source, target, progress, weights)
         write_facts(target, {**facts, **read_facts(target), READER: facts, "is_draft": weights == DRAFT})
 
+    def count_held_bytes(self, converted_bytes: int, file_bytes: int) -> int:
+        """Return the weights of both runtimes: what OpenVINO's are converted to, and the file's or a draft's own."""
+        return converted_bytes + file_bytes
+
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         return self._pair(self._decoder.classes(options), options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adapters.contract import Adapter, AdapterUnavailable, Exactness, ModelRefused, Precision
+from adapters.contract import Adapter, AdapterUnavailable, Exactness, ModelRefused, Precision, TwoCopies
 from adapters.decoder.draft_outputs import count_draft_bytes
 from adapters.decoder.facts import DecoderFacts
 from adapters.decoder.source import count_held_bytes, open_source
@@ -16,7 +16,6 @@ from adapters.hf_facts import DirectoryFacts
 from adapters.ir_facts import IrFacts
 from adapters.model_source import ModelSource, check_model
 from adapters.model_store import ModelStore
-from adapters.names import OPENVINO_LLAMA
 from adapters.quality import read_quality
 from adapters.variant import Variant
 from device_profiles.profile import DRAFT, FAST, DeviceProfile, WeightsFormat, find_listed_device
@@ -61,7 +60,7 @@ def choose_model_precision(
         exactness=Exactness(options.exactness),
         drafts=options.drafts,
     )
-    sizes = sizes_of(file, adapter.name)
+    sizes = sizes_of(file, adapter)
     if not sizes.converts:
         device = replace(device, weights=(), has_fast=False)
     title, memory = f"{file.name} on {adapter.name} {device.name}", read_device_memory(device)
@@ -91,10 +90,10 @@ def variant(adapter: Adapter, weights: str) -> Variant:
     return Variant(adapter, own[weights] if weights in own else Precision(weights))
 
 
-def sizes_of(file: ModelSource, adapter: str = "") -> ModelSizes:
+def sizes_of(file: ModelSource, adapter: Adapter | None = None) -> ModelSizes:
     """Return a model's sizes from the head of its files, as an adapter is to hold it. Raises ModelRefused."""
     size = file.weights_bytes
-    facts = check_model(file, adapter)
+    facts = check_model(file, "" if adapter is None else adapter.name)
     draft_bytes = 0 if file.path.is_dir() else count_draft_bytes(read_model_header(file.path))
     if isinstance(facts, DecoderFacts | IrFacts):
         held = facts.held_bytes if isinstance(facts, DirectoryFacts) else size
@@ -102,8 +101,8 @@ def sizes_of(file: ModelSource, adapter: str = "") -> ModelSizes:
     weights = open_source(file.path)
     rounds = open_source(file.path, FAST).label != weights.label
     held = count_held_bytes(weights) or size
-    if adapter == OPENVINO_LLAMA:  # the file's own are there, too, or a draft's
-        held, draft_bytes = held + size, held + draft_bytes
+    if isinstance(adapter, TwoCopies):
+        held, draft_bytes = adapter.count_held_bytes(held, size), adapter.count_held_bytes(held, draft_bytes)
     return ModelSizes(weights.spec.matrix_elements, size, weights.label, held, rounds, draft_bytes)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from adapters import registry
-from adapters.contract import AdapterError, AdapterUnavailable, ModelRefused
+from adapters.contract import Adapter, AdapterError, AdapterUnavailable, ModelRefused
 from adapters.decoder.facts import DecoderFacts
 from adapters.decoder.hf_config import CONFIG_FILE
 from adapters.decoder.spec import DecoderSizes
@@ -150,26 +150,27 @@ def _ask_runtimes(
 
 def _ask_runtime(name: str, source: str, base: Path, *, draft: bool) -> tuple[RuntimeVerdict, DecoderSizes | None]:
     devices: tuple[str, ...] = ()
-    missing, why, size, sizes = "", "", None, None
+    missing, why, size, sizes, adapter = "", "", None, None, None
     try:
+        adapter = registry.get(name)
         devices = tuple(device.name for device in registry.list_devices(name))
     except AdapterUnavailable as error:
         missing = str(error)
     if not source.startswith(SIMULATED_PREFIX):
         try:
             sizes = check_source(source, base, name, draft=draft)
-            size = _measure_weights(source, base, name)
+            size = _measure_weights(source, base, name, adapter)
         except ModelRefused as error:
             why = str(error)
     return RuntimeVerdict(name, devices, missing, why, size), sizes
 
 
-def _measure_weights(source: str, base: Path, adapter: str) -> int:
-    """Return the bytes that a model's weights take on a runtime; of a hub's model that is not here, those of its
-    files."""
+def _measure_weights(source: str, base: Path, name: str, adapter: Adapter | None) -> int:
+    """Return the bytes that a model's weights take on a runtime, whose `adapter` is None where it cannot be had; of a
+    hub's model that is not here, those of its files."""
     if source.startswith(HUB_PREFIX):
         return measure_weights(parse_id(source))
-    return weights_bytes(sizes_of(resolve(source, base, adapter=adapter), adapter), AS_FILE)
+    return weights_bytes(sizes_of(resolve(source, base, adapter=name), adapter), AS_FILE)
 
 
 def _name_files(source: str, base: Path) -> tuple[str, str]:

@@ -345,7 +345,7 @@ def test_a_plan_takes_its_sizes_and_leaves_the_other_runtimes_out(tmp_path: Path
     assert (shape.layers, shape.kv_elements, shape.read_elements) == (2, 128, facts.read_elements)
     assert abs(shape.elements - facts.matrix_elements) < facts.layers
     assert planned.bits("as_file") == pytest.approx(8 * path.stat().st_size / shape.elements)
-    sizes = sizes_of(resolve(str(path), Path()), "llama_cpp")
+    sizes = sizes_of(resolve(str(path), Path()), get("llama_cpp"))
     assert (sizes.parameters, sizes.held_bytes, sizes.stored) == (facts.matrix_elements, path.stat().st_size, "Q8_0")
 
 

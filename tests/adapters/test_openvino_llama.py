@@ -16,10 +16,11 @@ from adapters.conformance.case import silent
 from adapters.contract import CapacityError, ModelRefused, Precision, Segment, Unsupported
 from adapters.device_check import check_device
 from adapters.model_checks import check_files
-from adapters.model_source import ModelSource
+from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
 from adapters.names import OPENVINO_LLAMA
 from adapters.openvino_llama.adapter import OpenVinoLlamaAdapter
+from orchestrator.fitting.precision import sizes_of
 from tests.support.conformance import NO_FORK
 from tests.support.model_rows import loads_models
 from tests.support.prepared_models import load_small, prepare_beside
@@ -155,6 +156,13 @@ def test_what_a_call_left_that_was_ended_is_gone_on_with(tmp_path):
     ADAPTER.prepare(source, prepared, silent)
     assert (prepared / "spec.json").read_bytes() == facts
     load(prepared).close()
+
+
+def test_its_weights_are_counted_as_those_of_both_runtimes(tmp_path):
+    file = resolve(str(write_file(MODELS, tmp_path, "llama-q4")), tmp_path)
+    alone, both = sizes_of(file), sizes_of(file, ADAPTER)
+    assert both.held_bytes == alone.held_bytes + file.weights_bytes
+    assert both.draft_bytes == alone.held_bytes + alone.draft_bytes
 
 
 def test_what_only_one_of_the_two_runs_is_refused_with_the_way_out(tmp_path):
