@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from tests.support import tiny_decoders, tiny_models, vulkan
 from tests.support.conformance import ADAPTERS, DEVICES
 from tests.support.failing import poison
 from tests.support.first_layers import write_first_layers
+from tests.support.own_graphs import GraphForm
 from tests.support.tiny_llama_files import write_llama_file
 
 _SLOW_OVER_LONG_CONTEXTS = ("onnx_rt", "torch_device")
@@ -68,6 +70,17 @@ def case(request, tmp_path_factory) -> Case:
         shared["small_blocks"] = 28
     shapes = StaticShapes(on=bool(static), prefill_rows=32, verify_rows=(1, 4))
     return Case(source=source, weights=weights, static=shapes, **shared)
+
+
+@pytest.fixture(scope="module")
+def own_graph(form: GraphForm, tmp_path_factory) -> Path:
+    """A small model in the form of directories that the file, or each of its tests in turn, is about."""
+    return form.write(tmp_path_factory.mktemp("graph") / "My Tiny-Graph", form.sample)
+
+
+@pytest.fixture
+def own_graph_copy(own_graph: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(own_graph, tmp_path / "copy"))
 
 
 @pytest.fixture(scope="session")

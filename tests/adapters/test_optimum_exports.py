@@ -7,24 +7,19 @@ same graph as it was exported, stateful and at once: over sliding windows, exper
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sysconfig
-import venv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from adapters import registry
-from adapters.contract import LoadOptions, ModelRefused, NumericalClass, Precision, Segment
 from adapters.ir_facts import IR_FILE
-from adapters.model_source import check_source, resolve
-from adapters.model_store import ModelStore
-from adapters.variant import Variant
+from adapters.model_source import check_source
 from tests.support import tiny_models
+from tests.support.environments import make_environment, run_there
 from tests.support.model_rows import loads_models
+from tests.support.own_graphs import IR, TEXT, compute, expect_refusal
 
 pytestmark = pytest.mark.slow
 # As optimum-intel 2.2 takes most architectures with: later ones it refuses for many, earlier ones know fewer.
@@ -35,10 +30,7 @@ PACKAGES = [
     "huggingface-hub<1.22",
     "tokenizers<=0.22.2",
 ]
-EXACT = NumericalClass(Precision.FP32, Precision.FP16, quantization_group=0, apart=True, segment_rows=2)
-# Longer than the models' windows of 24, so that one that was lost would show.
-TEXT = [(7 * place * place + 11 * place + 3) % 300 + 10 for place in range(48)]
-PROMPT = 30
+EXACT = replace(IR, numerical_class=replace(IR.numerical_class, quantization_group=0))
 SERVED = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -71,20 +63,10 @@ FAR = 0.005
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of exports, and `why.json` with what optimum-intel said of those that are not there."""
     root = tmp_path_factory.mktemp("optimum")
-    venv.create(root / "venv", with_pip=True)
-    python = str(root / "venv" / "bin" / "python")
-    site = next((root / "venv" / "lib").glob("python*/site-packages"))
-    (site / "zz_shared.pth").write_text(sysconfig.get_paths()["purelib"])  # torch and OpenVINO are those that are here
-    install = [python, "-m", "pip", "install", "-q", "--no-deps", *PACKAGES]
-    done = subprocess.run(install, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"optimum-intel cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    python = make_environment(root / "venv", PACKAGES)  # torch and OpenVINO are those that are here
     script = Path(tiny_models.__file__).with_name("optimum_exports.py")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run(
-        [python, script, root, *SERVED, *REFUSED], capture_output=True, text=True, check=True, env=environment
-    )
-    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"name"')]
+    printed = run_there(python, script, root, *SERVED, *REFUSED)
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith('{"name"')]
     (root / "why.json").write_text(json.dumps({line["name"]: line["why"] for line in lines}))
     return root
 
@@ -106,21 +88,6 @@ def compute_stateful(directory: Path) -> NDArray[np.float32]:
     return np.asarray(next(iter(outputs.values()))[0])
 
 
-def compute_paged(directory: Path, store: Path) -> NDArray[np.float32]:
-    """Return the same through the adapter: a prompt, and the rest token by token."""
-    adapter = registry.get("openvino_rt")
-    prepared = ModelStore(store).prepare(
-        resolve(str(directory), Path()), Variant(adapter), lambda *_: None, needed_bytes=1
-    )
-    options = LoadOptions(kv_cache_bytes=1 << 24, slots=2, numerical_class=EXACT)
-    model = adapter.load(prepared, options, lambda *_: None)
-    rows = [model.forward([Segment(0, 0, TEXT[:PROMPT], (0, PROMPT))]).logits.copy()]
-    for place in range(PROMPT, len(TEXT)):
-        rows.append(model.forward([Segment(0, place, TEXT[place : place + 1], (0, 1))]).logits.copy())
-    model.close()
-    return np.concatenate(rows)
-
-
 @loads_models("openvino_rt", "OpenVINO IR", SERVED)
 @pytest.mark.parametrize("name", SERVED)
 def test_it_is_served_as_its_graph_says(exports: Path, name: str, tmp_path: Path) -> None:
@@ -129,7 +96,7 @@ def test_it_is_served_as_its_graph_says(exports: Path, name: str, tmp_path: Path
     facts = check_source(str(exports / name), Path(), "openvino_rt")
     assert facts is not None
     assert (facts.layers, facts.vocabulary_size, facts.context_length) == (4, tiny_models.VOCABULARY, 256)
-    mine, theirs = compute_paged(exports / name, tmp_path), compute_stateful(exports / name)
+    mine, theirs = compute(EXACT.load(exports / name, tmp_path)), compute_stateful(exports / name)
     assert np.abs(mine - theirs).max() < FAR * theirs.std()
 
 
@@ -137,6 +104,4 @@ def test_it_is_served_as_its_graph_says(exports: Path, name: str, tmp_path: Path
 def test_it_is_refused_by_name(exports: Path, name: str, words: str) -> None:
     assert json.loads((exports / "why.json").read_text())[name] == ""
     tiny_models.write_tokenizer(exports / name)
-    with pytest.raises(ModelRefused, match=words) as refusal:
-        check_source(str(exports / name), Path(), "openvino_rt")
-    assert "\n" not in str(refusal.value)
+    expect_refusal(IR, exports / name, words)
