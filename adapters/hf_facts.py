@@ -17,6 +17,7 @@ from adapters.contract import ModelRefused
 from adapters.decoder.facts import DecoderFacts, Memory
 from adapters.decoder.hf_config import ConfigReader, read_architecture, read_text_config
 from adapters.decoder.spec import MOST_LAYERS
+from adapters.packed_weights import PACKED_FORMS
 from adapters.safetensors_file import Stored
 from device_profiles.units import MIB
 
@@ -47,6 +48,8 @@ _ALIASES: Final = {
 _ORIGINAL: Final = "original_max_position_embeddings"
 _PACKED: Final = ("qweight", "weight_packed", "qzeros", "blocks")
 """Tensors whose elements hold several weights each."""
+_USUAL_BITS: Final = 4
+"""Of weights that are packed, where a checkpoint does not say it in one number."""
 _SCALES: Final = re.compile(r"(scales?|scale_inv|zero_point|zeros|g_idx|shape|absmax|quant_map|quant_state\..*)$")
 """Tensors beside quantised matrices, which are no weights."""
 _ELEMENT_BITS: Final = {"F64": 64, "F32": 32, "I64": 64, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16}
@@ -55,11 +58,12 @@ _LABELS: Final = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 _GPU_ONLY: Final = ("fbgemm_fp8", "fp_quant", "higgs", "eetq", "spqr", "quip")
 """Quantised forms whose kernels in transformers are those of GPUs."""
 _ACCELERATE: Final = "accelerate"
+BITSANDBYTES: Final = "bitsandbytes"
 _PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "compressed-tensors": ("compressed_tensors",),
     "awq": ("gptqmodel", _ACCELERATE),
     "gptq": ("optimum", "gptqmodel"),
-    "bitsandbytes": ("bitsandbytes", _ACCELERATE),
+    BITSANDBYTES: ("bitsandbytes", _ACCELERATE),
     "fp8": (_ACCELERATE,),
     "torchao": ("torchao", _ACCELERATE),
     "auto-round": ("auto_round",),
@@ -76,8 +80,11 @@ GGUF_WAY_OUT: Final = (
 LOADED_WHOLE: Final = "transformers' own class runs this model, and is loaded whole, on one device"
 # What is prepared of such a model takes at the most: links to its weights, and its small files.
 _LINKS_BYTES: Final = 64 * MIB
-WIDENED: Final = ("compressed-tensors", "fp8", "mxfp4")
-"""Forms that transformers widens to the activations' format where no kernel multiplies by them, as on processors."""
+WIDENED: Final = (BITSANDBYTES, "compressed-tensors", "fp8", "mxfp4", *PACKED_FORMS)
+"""Forms that are widened to the activations' format on processors: those that transformers and its integrations widen,
+and those that `adapters.packed_weights` reads, for which no package is needed there."""
+_PROCESSOR: Final = ("", "cpu")
+"""A kind of device that is not known yet, or a processor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +118,10 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
     kept = _read_kv(reader, tensors, layers, heads, hidden)
     kinds = reader.get("layer_types") or []
     window = reader.count("sliding_window", default=1) if "sliding_attention" in kinds else 0
-    elements, reads, outside, head = _count_weights(reader, tensors, layers)
+    bits = read_quantisation(config, where).get("bits")
+    elements, reads, outside, head = _count_weights(
+        reader, tensors, layers, bits if isinstance(bits, int) and 0 < bits <= 8 else _USUAL_BITS
+    )
     if not sum(elements):
         raise ModelRefused(f"{where}: it has no tensors of layers that are known here. Choose another model.")
     form = read_quantised_form(config, where)
@@ -161,26 +171,33 @@ def check_directory_config(config: Mapping[str, Any], where: str) -> ConfigReade
 
 def read_quantised_form(config: Mapping[str, Any], where: str) -> str:
     """Return how a model's weights are quantised, by transformers' name, "" where they are not. Raises ModelRefused."""
-    given = config.get("quantization_config") or read_text_config(config, where).get("quantization_config")
-    if not given:
-        return ""
-    method = given.get("quant_method") if isinstance(given, Mapping) else None
-    if isinstance(given, Mapping) and method is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
-        method = "bitsandbytes"
-    if not isinstance(method, str) or not method:
+    given = read_quantisation(config, where)
+    method = given.get("quant_method")
+    if method is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
+        method = BITSANDBYTES
+    if given and (not isinstance(method, str) or not method):
         raise ModelRefused(f"{where}: quantization_config: it names no quant_method. Choose another model.")
-    return method
+    return method or ""
+
+
+def read_quantisation(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return a model's `quantization_config`, empty where it has none. Raises ModelRefused."""
+    given = config.get("quantization_config") or read_text_config(config, where).get("quantization_config") or {}
+    if not isinstance(given, Mapping):
+        raise ModelRefused(f"{where}: quantization_config: it is no table. Choose another model.")
+    return given
 
 
 def refuse_form(form: str, device: str, where: str) -> None:
-    """Refuse a quantised form that the packages here or the kind of device ("cpu" or "cuda") do not run. Raises
-    ModelRefused, which names what is missing."""
+    """Refuse a quantised form that the packages here or the kind of device ("cpu" or "cuda"; "" where it is not known)
+    do not run. Raises ModelRefused, which names what is missing."""
     if form in _GPU_ONLY and device == "cpu":
         raise ModelRefused(
             f"{where}: quantization_config: transformers runs {form} on GPUs alone. Choose the model's weights in 16 "
             "bits, or a CUDA device."
         )
-    missing = [package for package in _PACKAGES.get(form, ()) if find_spec(package) is None]
+    needed = () if form in PACKED_FORMS and device in _PROCESSOR else _PACKAGES.get(form, ())
+    missing = [package for package in needed if find_spec(package) is None]
     if missing:
         names = " ".join(name.replace("_", "-") for name in missing)
         raise ModelRefused(
@@ -251,15 +268,15 @@ def _read_kv(
 
 
 def _count_weights(
-    reader: ConfigReader, tensors: Mapping[str, Stored], layers: int
+    reader: ConfigReader, tensors: Mapping[str, Stored], layers: int, bits: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
     """Return the weights of each layer's matrices, how many of these one row meets, those outside layers, and those of
-    a head of its own."""
+    a head of its own. `bits`: of a weight that is packed."""
     elements, routed, outside, head = [0] * layers, [0] * layers, 0, 0
     for name, stored in tensors.items():
         if len(stored.shape) < 2 or _SCALES.search(name):
             continue
-        count = _count_elements(stored)
+        count = _count_elements(stored, bits)
         match = _IN_LAYER.search(name)
         if match is None:
             is_head = bool(_HEADS.search(name))
@@ -281,11 +298,11 @@ def _read_share(reader: ConfigReader) -> float:
     return min(1.0, used / experts) if experts and isinstance(used, int) and used > 0 else 1.0
 
 
-def _count_elements(stored: Stored) -> int:
-    """Return how many weights a tensor holds: of those that are packed, as if they had four bits."""
+def _count_elements(stored: Stored, bits: int) -> int:
+    """Return how many weights a tensor holds; those that are packed have so many bits."""
     count = math.prod(stored.shape)
     packed = stored.name.endswith(_PACKED) or (stored.kind == "U8" and stored.name.endswith("weight"))
-    return count * _ELEMENT_BITS.get(stored.kind, 8) // 4 if packed else count
+    return count * _ELEMENT_BITS.get(stored.kind, 8) // bits if packed else count
 
 
 def _count_bytes(stored: Stored) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, Cache
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, Cache
 from transformers import __version__ as version
 from transformers.utils import logging as library_logging
 
@@ -23,6 +23,7 @@ from adapters.contract import DeviceLost, LayerRange, LoadOptions, ModelRefused,
 from adapters.decoder.hf_config import CONFIG_FILE
 from adapters.hf_directory import INDEX_FILE, WHOLE_FILE, read_all_tensors, read_json, title, weight_names
 from adapters.hf_facts import (
+    BITSANDBYTES,
     GGUF_WAY_OUT,
     LOADED_WHOLE,
     OTHER_HALVES,
@@ -31,6 +32,7 @@ from adapters.hf_facts import (
     read_quantised_form,
     refuse_form,
 )
+from adapters.packed_weights import PACKED_FORMS
 from adapters.prepared_facts import model_spec, read_facts, write_facts
 from adapters.tokenizer_hf import vocabulary_texts
 from adapters.torch_device import attention
@@ -40,6 +42,7 @@ from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.flex import choose_kernel
 from adapters.torch_device.lora import place_loras
 from adapters.torch_device.model import BLOCK_TOKENS, DTYPES, TorchModel, count_blocks, shapes_for
+from adapters.torch_device.packed_checkpoint import unpack_checkpoint
 from adapters.torch_device.plan import list_decode_sizes
 from adapters.torch_device.products import Products
 from adapters.torch_device.rank_link import RankPlace
@@ -143,12 +146,17 @@ def load_network(prepared: Path, dtype: Any, device: Any, implementation: str) -
     form = read_quantised_form(config, where)
     refuse_form(form, device.type, where)
     settings = _read_config(prepared, where)
-    if form in WIDENED and device.type == "cpu":
+    widens = form in WIDENED and device.type == "cpu"
+    unpacked = unpack_checkpoint(prepared, config, dtype, where) if widens and form in PACKED_FORMS else None
+    if unpacked is not None:
+        del settings.quantization_config
+    elif widens:
         settings.quantization_config = {**settings.quantization_config, "dequantize": True}
     with _quietly():
         try:
-            network, loading = AutoModelForCausalLM.from_pretrained(
-                prepared,
+            network, loading = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)].from_pretrained(
+                None if unpacked is not None else prepared,
+                state_dict=unpacked,
                 config=settings,
                 dtype=dtype,
                 attn_implementation=implementation,
@@ -161,6 +169,8 @@ def load_network(prepared: Path, dtype: Any, device: Any, implementation: str) -
                 # Integrations pick their kernels by where the weights come to lie; this needs accelerate, as they do.
                 device_map={"": device} if form and device.type != "cpu" else None,
             )
+            if widens and form == BITSANDBYTES:
+                network = network.dequantize(dtype)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever its integrations raise: of packages, devices, shapes

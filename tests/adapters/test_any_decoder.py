@@ -19,7 +19,7 @@ from adapters import registry
 from adapters.contract import LoadOptions, LoraFile, LoraSlots, ModelRefused, Precision, Segment, Unsupported
 from adapters.decoder.short_text import read_short_text
 from adapters.hf_directory import read_json
-from adapters.hf_facts import DirectoryFacts
+from adapters.hf_facts import DirectoryFacts, refuse_form
 from adapters.invariance import find_variance
 from adapters.loaded_model import LayerRange
 from adapters.lora import open_lora
@@ -32,9 +32,11 @@ from tests.support.model_rows import loads_models
 from tests.support.tiny_decoders import (
     ARCHITECTURES,
     DECODERS,
+    FORMS,
     quantise,
     write_decoder,
     write_named,
+    write_named_form,
     write_seeing_decoder,
 )
 from tests.support.tiny_lora import write_modules
@@ -147,37 +149,102 @@ def test_of_a_model_that_sees_the_half_that_says_tokens_is_loaded(tmp_path):
     model.close()
 
 
+def lists_form(title: str, decoder: str, form: str, **options: Any) -> Callable[[Any], Any]:
+    """Have docs/models.md list a quantised form that a test loads."""
+    write = None if options else write_named_form
+    models = {f"{decoder} {form}": ARCHITECTURES[decoder]}
+    return loads_models("torch_device", f"safetensors, {title}", models, write, **options)
+
+
+@lists_form("MXFP4", "gpt_oss", "mxfp4")
+@lists_form("FP8", "olmo2", "fp8")
+@lists_form("compressed-tensors", "olmo2", "compressed-tensors")
+@lists_form("AWQ", "olmo2", "awq")
+@lists_form("GPTQ", "mixtral", "gptq")
+@lists_form("bitsandbytes", "olmo2", "bitsandbytes-4", needs="bitsandbytes")
 @pytest.mark.parametrize(
     ("name", "form", "package"),
     [
         ("gpt_oss", "mxfp4", "torch"),
         ("olmo2", "fp8", "accelerate"),
         ("olmo2", "compressed-tensors", "compressed_tensors"),
+        ("olmo2", "compressed-tensors-4", "compressed_tensors"),
+        ("olmo2", "awq", "torch"),
+        ("mixtral", "gptq", "torch"),
+        ("olmo2", "gptq-v2-8", "torch"),
+        ("olmo2", "bitsandbytes-4", "bitsandbytes"),
+        ("olmo2", "bitsandbytes-8", "bitsandbytes"),
     ],
 )
-def test_a_quantised_checkpoint_is_the_model_that_it_was_made_of(tmp_path, name, form, package):
-    """On the processor it is widened, and rows keep their bits."""
+def test_a_quantised_checkpoint_says_what_its_weights_say_to_transformers(tmp_path, name, form, package):
+    """On the processor it is widened: greedy text is that of transformers over the same weights in float32, drafts
+    change none, and rows keep their bits."""
     pytest.importorskip(package)
-    source, prepared = prepare(tmp_path, name)
-    whole = ADAPTER.load(prepared, OPTIONS, silent)
-    expected = whole.forward([Segment(0, 0, PROMPT, (0, len(PROMPT)))]).logits.copy()
+    source = write_decoder(tmp_path / name, name, intermediate_size=128, moe_intermediate_size=64)
     before = check_files(source, adapter="torch_device")
-    quantise(source, form)
+    whole = quantise(source, form)
     facts = check_files(source, adapter="torch_device")
     assert isinstance(facts, DirectoryFacts)
     assert facts.matrix_elements == before.matrix_elements
     assert facts.held_bytes >= 2 * facts.matrix_elements
-    narrow = tmp_path / "narrow"
-    narrow.mkdir()
-    ADAPTER.prepare(source, narrow, silent)
-    model = ADAPTER.load(narrow, OPTIONS, silent)
-    assert model.capabilities.weights == f"{form}, held in fp32"
-    rows = model.forward([Segment(0, 0, PROMPT, (0, len(PROMPT)))]).logits.copy()
-    assert 0.95 < np.corrcoef(rows.ravel(), expected.ravel())[0, 1] < 1.0
-    model.forward([Segment(1, 0, PROMPT[:-1], (0, 0)), Segment(2, 0, PROMPT[:5], (0, 1))])
-    last = model.forward([Segment(1, len(PROMPT) - 1, PROMPT[-1:], (0, 1))]).logits[0]
-    assert np.array_equal(last, rows[-1])
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    ADAPTER.prepare(source, prepared, silent)
+    model = ADAPTER.load(prepared, OPTIONS, silent)
+    assert model.capabilities.weights == f"{facts.stored}, held in fp32"
+    submits = [
+        Submit(request_id="greedy", prompt=PROMPT, max_tokens=TOKENS, sampling=Sampling(0.0)),
+        Submit(request_id="sampled", prompt=PROMPT[:9], max_tokens=TOKENS, sampling=Sampling(0.9, seed=3)),
+    ]
+    plain = {submit.request_id: decode(loop_over(model, None), [submit])[0][submit.request_id] for submit in submits}
+    assert plain["greedy"] == generate(whole, PROMPT, TOKENS)
+    assert decode(loop_over(model, suffix()), submits)[0] == plain
+    assert find_variance(model, far=False) == ""
     model.close()
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        ({"bits": 3}, r"quantization_config\.bits: gptq in 3 is not run on a processor; 2, 4, 8 is\."),
+        ({"checkpoint_format": "marlin"}, r"quantization_config\.checkpoint_format: gptq in 'marlin'"),
+        ({"bits": 8}, "its packed tensors do not go together"),
+        ({"quant_method": "awq", "version": "gemv"}, r"quantization_config\.version: awq in 'gemv'"),
+    ],
+)
+def test_weights_that_are_packed_otherwise_are_refused_by_the_key(tmp_path, harm, words):
+    source, prepared = write_decoder(tmp_path / "m", "olmo2"), tmp_path / "prepared"
+    quantise(source, "gptq")
+    change(quantization_config=FORMS["gptq"] | harm)(source)
+    prepared.mkdir()
+    with pytest.raises(ModelRefused, match=words):
+        prepare_and_load(source, prepared)
+
+
+@pytest.mark.parametrize(
+    ("form", "device", "missing"),
+    [
+        ("awq", "cuda", "gptqmodel"),
+        ("gptq", "cuda", "optimum and gptqmodel"),
+        ("bitsandbytes", "cpu", "bitsandbytes and accelerate"),
+        ("compressed-tensors", "cpu", "compressed_tensors"),
+        ("torchao", "cpu", "torchao and accelerate"),
+    ],
+)
+def test_what_a_form_needs_on_a_device_is_named_where_it_is_missing(monkeypatch, form, device, missing):
+    packages = missing.split(" and ")
+    monkeypatch.setattr("adapters.hf_facts.find_spec", lambda name: None if name in packages else find_spec("numpy"))
+    names = " ".join(package.replace("_", "-") for package in packages)
+    with pytest.raises(ModelRefused, match=f"{form} needs {missing}, which is not installed: pip install {names}$"):
+        refuse_form(form, device, "m")
+    monkeypatch.setattr("adapters.hf_facts.find_spec", lambda name: find_spec("numpy"))
+    refuse_form(form, device, "m")
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq", "mxfp4"])
+def test_these_need_no_package_on_a_processor(monkeypatch, form):
+    monkeypatch.setattr("adapters.hf_facts.find_spec", lambda name: None)
+    refuse_form(form, "cpu", "m")
 
 
 def test_a_quantised_checkpoint_of_a_built_in_family_names_the_package_that_it_needs(tmp_path, monkeypatch):

@@ -153,6 +153,7 @@ def reference(default_model_path) -> Callable[[bool], Any]:
     return lambda ours: Transformers(default_model_path, ours=ours)
 
 
+@pytest.mark.slow
 @pytest.mark.reference
 def test_transformers_agrees_over_its_own_reading_and_over_ours(reference, rows, answers):
     for ours in (True, False):

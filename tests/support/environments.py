@@ -26,7 +26,10 @@ def make_environment(place: Path, packages: list[str]) -> str:
 
 
 def run_there(python: str, *arguments: str | Path) -> str:
-    """Run that python with these arguments, of nothing on the hub, and return what it prints."""
+    """Run that python with these arguments, without the hub, and return what it prints. Fails where it ends badly."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
     command = [python, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout

@@ -34,6 +34,7 @@ Made by the tests, by `python -m tests.support.models_page`: a test fails where 
 - **{_TESTED}**: a test loads a small random model of this architecture there, runs it, and compares what comes out.
 - **{_EXPECTED}**: what its files say is accepted there, and no test loads one.
 - **{_REFUSED}**: with [the reason](#why), in the words of the load. Beside "{_TESTED}": some models are.
+- A quantised form behind "safetensors": on a processor ([the others](configuration.md#any-decoder-of-transformers)).
 - Nothing: no test has such files, so that it is not known.
 
 Architectures are spelt as `general.architecture` of GGUF files and as the class in config.json

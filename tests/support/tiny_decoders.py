@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,15 @@ def write_named(directory: Path, name: str) -> Path:
     return tiny_models.write_model(directory, "llama", architectures=[ARCHITECTURES[name]], **own)
 
 
+def write_named_form(directory: Path, name: str) -> Path:
+    """Write a directory that names a decoder's architecture and a quantised form, as "olmo2 awq"."""
+    decoder, _, form = name.partition(" ")
+    written = write_named(directory, decoder)
+    config = json.loads((written / "config.json").read_text())
+    (written / "config.json").write_text(json.dumps(config | {"quantization_config": FORMS[form]}))
+    return written
+
+
 def write_decoder(directory: Path, name: str, *, seed: int = 0, **changes: Any) -> Path:
     """Write a tiny decoder and its tokenizer into `directory` and return it."""
     import torch
@@ -175,55 +186,152 @@ def _draw(network: Any) -> None:
                 parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-def quantise(directory: Path, form: str) -> None:
-    """Quantise a tiny decoder's layers in its files, by hand, as checkpoints of the hub are written: `form` is fp8,
-    compressed-tensors, or mxfp4, which is of experts alone."""
-    import torch
+def quantise(directory: Path, form: str) -> Path:
+    """Quantise a tiny decoder's layers in its files, as checkpoints of the hub are written, and return a copy of it
+    beside that has the same weights in float32. `form` is of FORMS; mxfp4 is of experts alone."""
     from safetensors.torch import load_file, save_file
 
-    path = directory / "model.safetensors"
-    tensors = load_file(path)
-    for name in [name for name in tensors if ".layers." in f".{name}"]:
-        values = tensors[name]
-        if form == "mxfp4" and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            tensors |= _pack_mxfp4(name, tensors.pop(name))
-        elif form != "mxfp4" and values.ndim == 2 and name.endswith("proj.weight"):
-            if form == "fp8":
-                tiles = values.view(len(values) // _BLOCK, _BLOCK, -1, _BLOCK)
-                scales = tiles.abs().amax(dim=(1, 3)) / torch.finfo(torch.float8_e4m3fn).max
-                tensors[name] = (tiles / scales[:, None, :, None]).view_as(values).to(torch.float8_e4m3fn)
-                tensors[f"{name}_scale_inv"] = scales
-            else:
-                scales = values.abs().amax(dim=1, keepdim=True) / 127
-                tensors[name] = (values / scales).round().to(torch.int8)
-                tensors[f"{name}_scale"] = scales
-    save_file(tensors, path, {"format": "pt"})
+    whole = Path(shutil.copytree(directory, directory.with_name(f"{directory.name}-whole")))
+    if form.startswith("bitsandbytes"):
+        _quantise_by_library(directory, whole, form)
+        return whole
+    path, suffixes = directory / "model.safetensors", "proj.weight"
+    if form == "mxfp4":
+        suffixes = ("experts.gate_up_proj", "experts.down_proj")
+    packed = load_file(path)
+    dense = dict(packed)
+    for name in [name for name in packed if name.endswith(suffixes)]:
+        parts, dense[name] = _PACKERS[form](name, packed.pop(name))
+        packed |= parts
+    for tensors, place in ((packed, path), (dense, whole / path.name)):
+        save_file({name: values.contiguous() for name, values in tensors.items()}, place, {"format": "pt"})
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": _FORMS[form]}))
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": FORMS[form]}))
+    return whole
 
 
-_BLOCK = 16
-_FORMS: dict[str, dict[str, Any]] = {
+def _quantise_by_library(directory: Path, whole: Path, form: str) -> None:
+    """Let bitsandbytes quantise a decoder's directory, and write what it makes of that again into another one."""
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(**FORMS[form])
+    options = {"quantization_config": config, "dtype": torch.float32, "device_map": {"": "cpu"}}
+    network = AutoModelForCausalLM.from_pretrained(whole, **options)
+    network.save_pretrained(directory)
+    network.dequantize(torch.float32).save_pretrained(whole)
+
+
+def _pack_fp8(name: str, values: Any) -> tuple[dict[str, Any], Any]:
+    """Return tensors of (outputs, inputs) in tiles with a scale each, and the weights that these stand for."""
+    import torch
+
+    tiles = values.view(len(values) // _BLOCK, _BLOCK, -1, _BLOCK)
+    scales = tiles.abs().amax(dim=(1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+    rounded = (tiles / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+    dense = rounded.float() * scales[:, None, :, None]
+    return {name: rounded.view_as(values), f"{name}_scale_inv": scales}, dense.view_as(values)
+
+
+def _pack_rows(name: str, values: Any) -> tuple[dict[str, Any], Any]:
+    """The same in 8 bits with a scale for each output."""
+    import torch
+
+    scales = values.abs().amax(dim=1, keepdim=True) / 127
+    rounded = (values / scales).round().to(torch.int8)
+    return {name: rounded, f"{name}_scale": scales}, rounded.float() * scales
+
+
+def _pack_in_words(name: str, values: Any) -> tuple[dict[str, Any], Any]:
+    """The same in 4 bits, eight inputs in a word, with a scale for each group of them."""
+    import torch
+
+    parts = values.view(len(values), -1, _GROUP)
+    scales = parts.abs().amax(dim=2) / 7
+    rounded = (parts / scales[:, :, None]).round()
+    words = _pack_words((rounded + 8).view_as(values), tuple(range(8)), 4)
+    layer = name.removesuffix("weight")
+    packed = {"weight_packed": words, "weight_scale": scales, "weight_shape": torch.tensor(values.shape)}
+    return {f"{layer}{end}": tensor for end, tensor in packed.items()}, (rounded * scales[:, :, None]).view_as(values)
+
+
+def _pack_words(values: Any, order: tuple[int, ...], bits: int) -> Any:
+    """Pack the last axis, so many values into a word of 32 bits, in this order from the lowest bits on."""
+    import torch
+
+    parts = values.to(torch.int64).view(*values.shape[:-1], -1, len(order))
+    words = sum(parts[..., place] << (bits * at) for at, place in enumerate(order))
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def _quantise_groups(values: Any, bits: int, groups: Any) -> tuple[Any, Any, Any, Any]:
+    """Return values (inputs, outputs), zeros and scales (groups, outputs), and what they stand for: each group of
+    inputs has a least and a largest value."""
+    import torch
+
+    columns, most = values.t(), (1 << bits) - 1
+    parts = [columns[groups == group] for group in range(int(groups.max()) + 1)]
+    low = torch.stack([part.amin(dim=0) for part in parts]).clamp(max=0)
+    high = torch.stack([part.amax(dim=0) for part in parts]).clamp(min=0)
+    scales = ((high - low) / most).half().float()
+    zeros = (-low / scales).round().clamp(0, most)
+    rounded = (columns / scales[groups] + zeros[groups]).round().clamp(0, most)
+    return rounded, zeros, scales, ((rounded - zeros[groups]) * scales[groups]).t()
+
+
+def _pack_awq(name: str, values: Any) -> tuple[dict[str, Any], Any]:
+    """As AutoAWQ does (`gemm`): eight outputs in a word, in its own order."""
+    import torch
+
+    groups = torch.arange(values.shape[1]) // _GROUP
+    rounded, zeros, scales, dense = _quantise_groups(values, 4, groups)
+    layer, order = name.removesuffix(".weight"), (0, 2, 4, 6, 1, 3, 5, 7)
+    words = {"qweight": _pack_words(rounded, order, 4), "qzeros": _pack_words(zeros, order, 4), "scales": scales.half()}
+    return {f"{layer}.{end}": tensor for end, tensor in words.items()}, dense
+
+
+def _pack_gptq(name: str, values: Any, *, bits: int = 4, less: int = 1) -> tuple[dict[str, Any], Any]:
+    """As AutoGPTQ does: inputs in words, zeros less one, and groups of inputs that do not lie side by side."""
+    import torch
+
+    groups = (torch.arange(values.shape[1]) * 7 % values.shape[1]) // _GROUP
+    rounded, zeros, scales, dense = _quantise_groups(values, bits, groups)
+    layer, order = name.removesuffix(".weight"), tuple(range(32 // bits))
+    words = {
+        "qweight": _pack_words(rounded.t(), order, bits).t(),
+        "qzeros": _pack_words((zeros - less) % (1 << bits), order, bits),
+        "scales": scales.half(),
+        "g_idx": groups.to(torch.int32),
+    }
+    return {f"{layer}.{end}": tensor for end, tensor in words.items()}, dense
+
+
+_BLOCK, _GROUP = 16, 32
+
+
+def _name_scheme(form: str, **weights: Any) -> dict[str, Any]:
+    """Return the configuration of compressed-tensors for linear layers that all have these weights."""
+    scheme = {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True, "dynamic": False} | weights}
+    shared = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "ignore": ["lm_head"]}
+    return shared | {"format": form, "config_groups": {"group_0": scheme}}
+
+
+FORMS: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [_BLOCK, _BLOCK]},
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
-    "compressed-tensors": {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
-            }
-        },
-    },
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": _GROUP, "zero_point": True, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "sym": False, "desc_act": True},
+    "gptq-v2-8": {"quant_method": "gptq", "bits": 8, "group_size": _GROUP, "checkpoint_format": "gptq_v2"},
+    "bitsandbytes-4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+    "bitsandbytes-8": {"load_in_8bit": True},
+    "compressed-tensors": _name_scheme("int-quantized", num_bits=8, strategy="channel"),
+    "compressed-tensors-4": _name_scheme("pack-quantized", num_bits=4, strategy="group", group_size=_GROUP),
 }
 # The values of OCP's MXFP4 (E2M1), by their pattern.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def _pack_mxfp4(name: str, values: Any) -> dict[str, Any]:
+def _pack_mxfp4(name: str, values: Any) -> tuple[dict[str, Any], Any]:
     """Pack (experts, inputs, outputs) into pairs of patterns by blocks of 32 inputs, with an exponent for each."""
     import torch
 
@@ -231,7 +339,20 @@ def _pack_mxfp4(name: str, values: Any) -> dict[str, Any]:
     exponents = torch.ceil(torch.log2(blocks.abs().amax(dim=-1) / _E2M1[-1]))
     scaled = blocks / torch.exp2(exponents)[..., None]
     patterns = (scaled.abs()[..., None] - torch.tensor(_E2M1)).abs().argmin(dim=-1) + 8 * (scaled < 0)
-    return {
+    parts = {
         f"{name}_blocks": (patterns[..., ::2] | patterns[..., 1::2] << 4).to(torch.uint8),
         f"{name}_scales": (exponents + 127).to(torch.uint8),
     }
+    signed = torch.tensor((*_E2M1, *(-value for value in _E2M1)))[patterns] * torch.exp2(exponents)[..., None]
+    return parts, signed.reshape(len(values), values.shape[2], -1).transpose(1, 2)
+
+
+_PACKERS = {
+    "fp8": _pack_fp8,
+    "mxfp4": _pack_mxfp4,
+    "compressed-tensors": _pack_rows,
+    "compressed-tensors-4": _pack_in_words,
+    "awq": _pack_awq,
+    "gptq": _pack_gptq,
+    "gptq-v2-8": partial(_pack_gptq, bits=8, less=0),
+}
