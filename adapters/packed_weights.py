@@ -21,7 +21,9 @@ PACKED_FORMS: Final = (AWQ, GPTQ)
 PACKED_WEIGHT: Final = ".qweight"
 """How the name of a layer's packed values ends; what else belongs to the layer lies beside it."""
 _BESIDE: Final = (".qzeros", ".scales", ".g_idx")
+# The format's own.
 _WORD_BITS: Final = 32
+# Of those that fill a word. 3 bits of GPTQ lie across words.
 _BITS: Final = {AWQ: (4,), GPTQ: (2, 4, 8)}
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbouring outputs AutoAWQ's words hold, from the lowest bits on."""

@@ -101,8 +101,9 @@ def sizes_of(file: ModelSource, adapter: Adapter | None = None) -> ModelSizes:
     weights = open_source(file.path)
     rounds = open_source(file.path, FAST).label != weights.label
     held = count_held_bytes(weights) or size
-    if isinstance(adapter, TwoCopies):
-        held, draft_bytes = adapter.count_held_bytes(held, size), adapter.count_held_bytes(held, draft_bytes)
+    holder: object = adapter
+    if isinstance(holder, TwoCopies):
+        held, draft_bytes = holder.count_held_bytes(held, size), holder.count_held_bytes(held, draft_bytes)
     return ModelSizes(weights.spec.matrix_elements, size, weights.label, held, rounds, draft_bytes)
 
 

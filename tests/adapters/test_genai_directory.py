@@ -126,7 +126,7 @@ def test_what_its_own_builder_writes_computes_what_it_was_built_to(precision: st
     plain = {key: value.get("content", value) if isinstance(value, dict) else value for key, value in tokenizer.items()}
     (source / "tokenizer_config.json").write_text(json.dumps(plain))  # transformers takes no other form
     python, built = make_environment(tmp_path / "venv", [BUILDER]), tmp_path / "built"
-    places = ["-i", source, "-o", built, "-c", tmp_path / "cache"]
+    places: list[str | Path] = ["-i", source, "-o", built, "-c", tmp_path / "cache"]
     run_there(python, "-m", "onnxruntime_genai.models.builder", *places, "-p", precision, "-e", "cpu")
     shutil.copy(source / "tokenizer.json", built)
     linked = compute(GENAI.load(built, tmp_path / "store"))

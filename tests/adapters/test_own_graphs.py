@@ -20,7 +20,7 @@ from tests.support.own_graphs import FORMS, GENAI, IR, GraphForm, compute
 _SAME = ("layers", "hidden", "heads", "vocabulary_size", "matrix_elements", "attention_elements", "read_elements")
 
 
-@pytest.fixture(scope="module", params=FORMS.values(), ids=FORMS)
+@pytest.fixture(scope="module", params=list(FORMS.values()), ids=list(FORMS))
 def form(request: pytest.FixtureRequest) -> GraphForm:
     return request.param
 

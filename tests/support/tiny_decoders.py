@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,9 +196,8 @@ def quantise(directory: Path, form: str) -> Path:
     if form.startswith("bitsandbytes"):
         _quantise_by_library(directory, whole, form)
         return whole
-    path, suffixes = directory / "model.safetensors", "proj.weight"
-    if form == "mxfp4":
-        suffixes = ("experts.gate_up_proj", "experts.down_proj")
+    path = directory / "model.safetensors"
+    suffixes = ("experts.gate_up_proj", "experts.down_proj") if form == "mxfp4" else ("proj.weight",)
     packed = load_file(path)
     dense = dict(packed)
     for name in [name for name in packed if name.endswith(suffixes)]:
@@ -347,7 +347,7 @@ def _pack_mxfp4(name: str, values: Any) -> tuple[dict[str, Any], Any]:
     return parts, signed.reshape(len(values), values.shape[2], -1).transpose(1, 2)
 
 
-_PACKERS = {
+_PACKERS: dict[str, Callable[[str, Any], tuple[dict[str, Any], Any]]] = {
     "fp8": _pack_fp8,
     "mxfp4": _pack_mxfp4,
     "compressed-tensors": _pack_rows,
