@@ -53,8 +53,9 @@ def _check_llama(device: str) -> str:
 
 
 def _check_openvino(device: str) -> str:
-    from adapters.openvino_rt.adapter import list_device_names
+    from adapters.openvino_rt.adapter import list_device_names, refuse_gpu
 
+    refuse_gpu(device)
     names = list_device_names()
     if split_device(device)[0] in _COMBINED:
         return ""
@@ -65,11 +66,9 @@ def _check_openvino(device: str) -> str:
 
 def _check_onnx(device: str) -> str:
     from adapters.onnx_rt.adapter import list_providers
-    from adapters.onnx_rt.providers import choose_provider
+    from adapters.onnx_rt.providers import check_device_name
 
-    choose_provider(device, list_providers())
-    if split_device(device)[0] == CUDA_KIND:
-        _check_nvidia(device, "ONNX Runtime")
+    check_device_name(device, list_providers())
     return "ONNX Runtime has its provider"
 
 
@@ -77,15 +76,15 @@ def _check_torch(device: str) -> str:
     """Look for drivers alone: torch takes seconds to import."""
     if split_device(device)[0] != CUDA_KIND:
         raise Unsupported(f"torch_device has no device {device!r}; it takes CPU, CUDA:0, CUDA:1 and so on")
-    _check_nvidia(device, "torch")
+    _check_nvidia(device)
     return "its driver is here"
 
 
-def _check_nvidia(device: str, runtime: str) -> None:
+def _check_nvidia(device: str) -> None:
     """Raise Unsupported where a device that is called CUDA cannot be here."""
     if not any(path.exists() for path in _DRIVERS):
-        raise Unsupported(f"{runtime} sees no device {device!r} here: there is no driver of a GPU")
+        raise Unsupported(f"torch sees no device {device!r} here: there is no driver of a GPU")
     count = with_nvml(lambda nvml: len(list_visible(nvml)))
     index = find_index(device)
     if count is not None and index is not None and index >= count:
-        raise Unsupported(f"{runtime} sees no device {device!r} here; there are {count}, numbered from 0")
+        raise Unsupported(f"torch sees no device {device!r} here; there are {count}, numbered from 0")

@@ -19,6 +19,7 @@ PACKAGES = ("adapters.", "device_profiles.", "orchestrator.", "outrider_lab.", "
 # mkdocs checks docs/
 OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "tools" / "lab" / "README.md"]
 
+_TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 _QUOTED = re.compile(r"`([\w./*-]+)`")
 _STATUS = re.compile(r"(?m)^Status: (accepted|withdrawn|superseded by \[\d{4}\]\((\d{4}-[\w-]+\.md)\))[.,]")
 
@@ -95,6 +96,40 @@ def test_a_path_that_is_not_there_or_not_clear_is_refused(quoted: str) -> None:
 )
 def test_what_is_there_or_no_path_is_taken(quoted: str) -> None:
     assert find_dead(f"`{quoted}`") == []
+
+
+def find_missing_tests(text: str) -> list[str]:
+    """Return the tests that a text quotes as `FILE.py::NAME` and that are not there."""
+    missing = []
+    for path, name in _TEST.findall(text):
+        places = resolve(path)
+        sources = [(ROOT / place).read_text(encoding="utf-8") for place in places]
+        if len(places) != 1 or not re.search(rf"(?m)^(?:async )?def {name}\(", sources[0]):
+            missing.append(f"{path}::{name}")
+    return missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tests_that_pages_name_are_there(page: Path) -> None:
+    assert find_missing_tests(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_test_that_is_not_there_is_found() -> None:
+    text = (
+        "`tests/test_docs.py::test_paths_are_there`, `test_docs.py::test_nothing`, `test_no.py::test_paths_are_there`"
+    )
+    assert find_missing_tests(text) == ["test_docs.py::test_nothing", "test_no.py::test_paths_are_there"]
+
+
+def test_every_claim_about_gpus_has_the_name_of_a_test() -> None:
+    text = (DOCS / "gpus.md").read_text(encoding="utf-8")
+    section = text.partition("## What is proven")[2].partition("## ")[0]
+    header, _, *rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in header[1:]] == ["proven on hardware", "proven by a stand-in", "not offered"]
+    assert len(rows) > 10
+    for what, *claims in rows:
+        assert any(claim.strip() for claim in claims), what
+        assert all(_TEST.search(claim) for claim in claims if claim.strip()), what
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)

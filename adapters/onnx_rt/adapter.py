@@ -21,18 +21,17 @@ from adapters.contract import (
     Unsupported,
     check_layers,
 )
-from adapters.device_memory import read_host_memory, read_nvidia_memory
+from adapters.device_memory import read_host_memory
 from adapters.failures import classify_failure
 from adapters.hf_directory import is_genai
 from adapters.onnx_rt.genai import find_linked_weights, link_genai, refuse_part
 from adapters.onnx_rt.graph import MODEL_FILE, keep_layers, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
-from adapters.onnx_rt.providers import FATAL, ProviderChoice, choose_provider, confirm, device_names
+from adapters.onnx_rt.providers import FATAL, PROVIDER, check_device_name
 from adapters.pooled import choose_min_rows
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from adapters.rates import Product, measure_rates
 from adapters.source_meter import SourceMeter, say_bytes
-from device_profiles.device_names import CUDA_KIND, is_processor, split_device
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
 from device_profiles.numerical_class import FIXED_WIDTH
@@ -62,12 +61,11 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 def measure_onnx_rates(runtime: Any, device: str, threads: int) -> DeviceRates:
     """Measure a device in float32, the format of our graphs' activations. Raises Unsupported."""
-    choice = choose_provider(device, runtime.get_available_providers())
-    provider = (choice.provider, choice.options)
-    return measure_rates([Precision.FP32], lambda *shape: _product(runtime, provider, threads, *shape[:3]))
+    check_device_name(device, runtime.get_available_providers())
+    return measure_rates([Precision.FP32], lambda *shape: _product(runtime, threads, *shape[:3]))
 
 
-def _product(runtime: Any, provider: Any, threads: int, rows: int, inner: int, columns: int) -> Product:
+def _product(runtime: Any, threads: int, rows: int, inner: int, columns: int) -> Product:
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(1)
@@ -83,7 +81,7 @@ def _product(runtime: Any, provider: Any, threads: int, rows: int, inner: int, c
     settings = runtime.SessionOptions()
     settings.log_severity_level = FATAL
     settings.intra_op_num_threads = threads
-    session = runtime.InferenceSession(model.SerializeToString(), settings, providers=[provider])
+    session = runtime.InferenceSession(model.SerializeToString(), settings, providers=[PROVIDER])
     inputs = {"left": rng.standard_normal((rows, inner), np.float32)}
 
     def run() -> None:
@@ -112,37 +110,28 @@ def _require_package(name: str) -> str:
     return " ".join(build)
 
 
-def _read_memory(name: str) -> int:
-    if is_processor(name):
-        return read_host_memory().total_bytes
-    memory = read_nvidia_memory(0) if split_device(name)[0] == CUDA_KIND else None
-    return memory.total_bytes if memory is not None else 0
-
-
 class OnnxRuntimeAdapter:
-    """See the module and the contract. For the names of devices see providers.py."""
+    """See the module and the contract."""
 
     name = "onnx_rt"
 
     def devices(self) -> list[DeviceProfile]:
-        """List the execution providers of the installed ONNX Runtime. Raises AdapterUnavailable."""
+        """Return the processor, where the installed ONNX Runtime has a provider for it. Raises AdapterUnavailable."""
         runtime = _runtime()
-        return [self._device(name, runtime.__version__) for name in device_names(runtime.get_available_providers())]
-
-    def _device(self, name: str, release: str) -> DeviceProfile:
-        return DeviceProfile(
+        device = DeviceProfile(
             adapter=self.name,
-            name=name,
-            kind=split_device(name)[0],
-            full_name=f"{name} execution provider of onnxruntime {release}",
-            memory_bytes=_read_memory(name),
-            in_host_memory=is_processor(name),
+            name="CPU",
+            kind="cpu",
+            full_name=f"CPU execution provider of onnxruntime {runtime.__version__}",
+            memory_bytes=read_host_memory().total_bytes,
+            in_host_memory=True,
             precisions=(Precision.FP32,),
             weights=(Precision.FP32, Precision.INT8, Precision.INT4),
             kv_cache=(Precision.FP32,),
             exact_kv_cache=(Precision.FP32,),
-            memory_costs=_CPU_MEMORY if is_processor(name) else None,
+            memory_costs=_CPU_MEMORY,
         )
+        return [device] if PROVIDER in runtime.get_available_providers() else []
 
     def rates(self, device: str, threads: int) -> DeviceRates:
         """See adapters/rates.py. Raises AdapterUnavailable, Unsupported."""
@@ -203,11 +192,11 @@ class OnnxRuntimeAdapter:
         progress(stage, 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
-        choose_provider(options.device, _runtime().get_available_providers())  # a device that is not here is said first
+        check_device_name(options.device, _runtime().get_available_providers())  # said first
         return self.load_layers(prepared, options, LayerRange(0, read_facts(prepared)["layers"]), progress)
 
     def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> OrtModel:
-        choice = choose_provider(options.device, _runtime().get_available_providers())
+        check_device_name(options.device, _runtime().get_available_providers())
         chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)
         check_layers(layers, facts["layers"])
@@ -220,7 +209,7 @@ class OnnxRuntimeAdapter:
             )
         progress("load", 0.0)
         part, weights = (layers, facts["layers"]), find_linked_weights(prepared, facts)
-        session = self._session(prepared / MODEL_FILE, options, choice, part, weights)
+        session = self._session(prepared / MODEL_FILE, options, part, weights)
         progress("load", 0.9)
         cache = CacheShape(layers, facts["kv_heads"], facts["head_dim"])
         model = OrtModel(
@@ -230,7 +219,7 @@ class OnnxRuntimeAdapter:
             chosen,
             cache=cache,
             weights=facts["weights"],
-            device=choice.device,
+            device=options.device,
         )
         progress("load", 1.0)
         return model
@@ -239,7 +228,6 @@ class OnnxRuntimeAdapter:
         self,
         path: Path,
         options: LoadOptions,
-        choice: ProviderChoice,
         kept: tuple[LayerRange, int],
         linked: Path | None,
     ) -> Any:
@@ -250,8 +238,6 @@ class OnnxRuntimeAdapter:
         # Threads that spin for long take the core from the one they wait for, as soon as anything else runs here.
         settings.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
         settings.add_session_config_entry("session.force_spinning_stop", "1")
-        if not is_processor(choice.device):  # what a provider cannot run is an error, not a detour over the CPU
-            settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         layers, count = kept
         graph: str | bytes = str(path)
         if linked is not None:  # a link out of the graph's own directory is refused
@@ -262,12 +248,10 @@ class OnnxRuntimeAdapter:
             settings.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
             graph = keep_layers(path, layers, count)
         try:
-            session = runtime.InferenceSession(graph, settings, providers=[(choice.provider, choice.options)])
+            return runtime.InferenceSession(graph, settings, providers=[PROVIDER])
         except Exception as error:  # the runtime's errors have no other root
             failure = classify_failure(error, "ONNX Runtime", last_line=True)
             if not isinstance(failure, RuntimeFailed):
                 raise failure from error
             reason = str(error).strip().splitlines()[-1]
             raise ModelRefused(f"ONNX Runtime cannot run {path.parent.name} on {options.device}: {reason}") from error
-        confirm(choice, session.get_providers())
-        return session

@@ -55,6 +55,7 @@ CPU_MEMORY = MemoryCosts(
     hidden_floats=4,
 )
 _AMX = "amx_tile"
+_GPU = "gpu"
 _WEIGHTS = (Precision.FP32, Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4)
 _NPU_WEIGHTS = (Precision.INT8,)
 """An NPU runs graphs of fixed shape alone, whose weights have 8 bits there (static_adapter)."""
@@ -99,20 +100,31 @@ def _core() -> Any:
 def core_with(device: str) -> Any:
     """Return OpenVINO's core. Raises AdapterUnavailable, and Unsupported where it sees no such device."""
     core = _core()
+    refuse_gpu(device)
     if find_device_name(device, core.available_devices) is None:
         raise Unsupported(f"OpenVINO sees no device {device!r} here; there is {', '.join(core.available_devices)}")
     return core
 
 
+def refuse_gpu(device: str) -> None:
+    """Raise Unsupported for a GPU: its plugin has KV caches in another layout, in memory of its own, and this adapter
+    gives it those of processors."""
+    if split_device(device)[0] == _GPU:
+        raise Unsupported(
+            f"{device}: openvino_rt is not offered on GPUs. Set adapter: llama_cpp with a library for SYCL or Vulkan "
+            "(docs/gpus.md)"
+        )
+
+
 def list_device_names() -> list[str]:
-    """Return what OpenVINO calls the devices that it sees. Raises AdapterUnavailable."""
-    return list(_core().available_devices)
+    """Return what OpenVINO calls the devices that it sees and that this adapter runs on. Raises AdapterUnavailable."""
+    return [name for name in _core().available_devices if split_device(name)[0] != _GPU]
 
 
 def list_openvino_devices() -> list[DeviceProfile]:
-    """List OpenVINO's devices. Raises AdapterUnavailable."""
+    """List OpenVINO's devices that this adapter runs on. Raises AdapterUnavailable."""
     core = _core()
-    return [device_profile(core, name) for name in core.available_devices]
+    return [device_profile(core, name) for name in list_device_names()]
 
 
 def device_profile(core: Any, name: str) -> DeviceProfile:

@@ -14,13 +14,13 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Precision, Segment, Unsupported
+from adapters.contract import AdapterUnavailable, LoadOptions, Precision, Segment, Unsupported
+from adapters.device_check import check_device
 from adapters.hardware import processor
 from adapters.invariance import find_variance
 from adapters.kv_memory import KvMemory, block_tokens
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
-from adapters.onnx_rt.providers import choose_provider, confirm
 from device_profiles.profile import Exactness
 from tests.support import tiny_models
 from tests.support.model_rows import loads_models
@@ -71,10 +71,8 @@ def test_a_tiny_model_computes_what_the_reference_computes(tmp_path, tiny):
     model.close()
 
 
-def test_a_provider_that_is_not_there_is_refused_and_those_there_are_named(tmp_path):
+def test_activations_that_its_graph_does_not_have_are_refused(tmp_path):
     target, _ = prepare_tiny(tmp_path, MODELS["llama"])
-    with pytest.raises(Unsupported, match=r"no execution provider for 'NPU9'; it has .*CPU"):
-        ADAPTER.load(target, LoadOptions(device="NPU9"), silent)
     with pytest.raises(Unsupported, match="bf16"):
         ADAPTER.load(target, LoadOptions(activations=Precision.BF16), silent)
 
@@ -89,60 +87,28 @@ def test_the_device_that_is_stated_is_the_one_that_the_session_took(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "provider", "options"),
-    [
-        ("CPU", "CPUExecutionProvider", {}),
-        ("CUDA", "CUDAExecutionProvider", {"use_tf32": "0"}),
-        ("CUDA:1", "CUDAExecutionProvider", {"use_tf32": "0", "device_id": "1"}),
-        ("DirectML:0", "DmlExecutionProvider", {"device_id": "0"}),
-        ("OpenVINO:GPU", "OpenVINOExecutionProvider", {"device_type": "GPU"}),
-        ("MIGraphX", "MIGraphXExecutionProvider", {}),  # not one that we know, but one that is there
-    ],
-)
-def test_a_device_names_its_execution_provider(device, provider, options):
-    choice = choose_provider(device, ["AzureExecutionProvider", provider, "CPUExecutionProvider"])
-    assert (choice.device, choice.provider, choice.options) == (device, provider, options)
-
-
-@pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda", "pip install onnxruntime-gpu"),
-        ("CUDA", r"provider for 'CUDA'; it has CPU\. What brings it: pip install onnxruntime-gpu"),
-        ("CUDA:1", "pip install onnxruntime-gpu"),
-        ("QNN", "pip install onnxruntime-qnn"),
-        ("VitisAI", "Ryzen AI"),
-        ("DirectML", "pip install onnxruntime-directml"),
-        ("OpenVINO", "pip install onnxruntime-openvino"),
-        ("Azure", "it has CPU"),
-        ("MIGraphX", "Known are CPU, CUDA, DirectML, OpenVINO, QNN, VitisAI"),
+        ("cuda", "cuda: onnx_rt runs on processors alone: set adapter: torch_device, or llama_cpp"),
+        ("CUDA:1", "set adapter: torch_device"),
+        ("DirectML:0", r"set adapter: llama_cpp with a library for it \(docs/gpus\.md\)"),
+        ("OpenVINO:GPU", "set adapter: llama_cpp"),
+        ("MIGraphX", "set adapter: llama_cpp"),
+        ("QNN", "an Intel NPU is adapter openvino_rt's"),
+        ("NPU9", "an Intel NPU is adapter openvino_rt's"),
         ("CPU:1", "CPU has one device"),
     ],
 )
-def test_a_device_that_this_runtime_lacks_is_refused_with_the_way_out(tmp_path, device, message):
+def test_other_devices_than_the_processor_are_refused_with_the_way_out(tmp_path, monkeypatch, device, message):
+    """Where ONNX Runtime has a provider for them, too."""
+    names = ["CUDAExecutionProvider", "DmlExecutionProvider", "QNNExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: names)
+    assert [device.name for device in ADAPTER.devices()] == ["CPU"]
     with pytest.raises(Unsupported, match=message):
         ADAPTER.load(tmp_path, LoadOptions(device=device), silent)
-
-
-@pytest.mark.parametrize("device", ["QNN", "VitisAI"])
-def test_an_npu_provider_that_is_there_is_refused_with_the_reason(device):
-    with pytest.raises(Unsupported, match=rf"{device}: it runs graphs of fixed shape.*QDQ"):
-        choose_provider(device, [f"{device}ExecutionProvider", "CPUExecutionProvider"])
-
-
-def test_a_session_that_fell_back_to_another_provider_is_refused(tmp_path, monkeypatch):
-    """The runtime says that CUDA is there, and its session takes the CPU: what happens where a driver is missing."""
-    target, _ = prepare_tiny(tmp_path, MODELS["llama"])
-    names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: names)
-    assert [device.name for device in ADAPTER.devices()] == ["CUDA", "CPU"]
-    with (
-        pytest.warns(UserWarning, match="CUDAExecutionProvider"),
-        pytest.raises((Unsupported, ModelRefused), match="CUDA"),
-    ):
-        ADAPTER.load(target, LoadOptions(device="CUDA"), silent)
-    with pytest.raises(Unsupported, match="took CPUExecutionProvider where CUDAExecutionProvider was asked for"):
-        confirm(choose_provider("CUDA", names), ["CPUExecutionProvider"])
+    if device != "CPU:1":
+        with pytest.raises(Unsupported, match=message):
+            check_device("onnx_rt", device)
 
 
 def resident_bytes() -> int:

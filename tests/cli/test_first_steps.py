@@ -192,13 +192,13 @@ def test_a_check_is_one_line_that_says_what_was_checked(nowhere, outrider):
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("model: {source: x.gguf, adapter: openvino_rt,\n  device: GPU}\n", 2, "model.device: OpenVINO sees no device"),
+        ("model: {source: x.gguf, adapter: openvino_rt,\n  device: NPU}\n", 2, "model.device: OpenVINO sees no device"),
         (
             "model: {source: x.gguf}\ndrafts:\n  - method: model\n    source: x.gguf\n    device: NPU\n",
             5,
             "drafts[0].device",
         ),
-        ("model: {source: x.gguf}\nfailover:\n  standby:\n    - device: GPU\n", 4, "failover.standby[0].device"),
+        ("model: {source: x.gguf}\nfailover:\n  standby:\n    - device: NPU\n", 4, "failover.standby[0].device"),
     ],
 )
 def test_a_device_that_is_not_here_is_found_before_anything_is_converted(nowhere, outrider, text, line, says):
