@@ -18,7 +18,7 @@ class HostDevice(Section):
     """Devices of one kind on a host."""
 
     device: Name
-    """Of a host that is there: the device as its runtime names it (`CPU`, `CUDA:0`, `NPU`). Of one that is not: a
+    """Of a host that is there: the device as its runtime names it (`CPU`, `CUDA:0`, `SYCL0`). Of one that is not: a
     device of the shipped library (`outrider plan --library` lists them), or of a stored profile. In any case."""
     count: int = Field(default=1, ge=1, le=1024)
     """How many of them a host has that is not there."""
