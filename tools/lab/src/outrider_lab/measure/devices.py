@@ -5,7 +5,7 @@
 It takes each device that is no processor, and the processor where there is none: then it is a rehearsal. Each part is a
 process of its own with a time limit, so that one that fails or hangs is told and the others go on:
 
-- conformance: the suite that every adapter passes (docs/adapters.md), over `--source`.
+- conformance: the suite that every adapter passes (docs/adapters.md), over the first two layers of a GGUF file.
 - classes: numerical classes, those that failed with the reason, and whether drafts change the text of eight prompts,
   greedy and seeded, alone and beside others (`outrider bench exactness`).
 - memory: a daemon under load, planned beside what its process and the device held (outrider_lab.measure.memory).
@@ -40,11 +40,14 @@ from adapters import registry
 from adapters.contract import AdapterUnavailable
 from adapters.free_port import find_free_port
 from adapters.hardware import hardware, processor, runtime_version
+from adapters.model_source import resolve
 from adapters.parent_process import end_with_parent
+from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.device_names import is_processor, is_same_device
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import human_bytes
-from outrider_lab.chaos.service import DEFAULT_SOURCE
+from orchestrator.daemon.systemd.files import DEFAULT_MODEL
+from outrider_lab.gguf_layers import Layer, write_layers
 
 _SHARES = {"conformance": 0.2, "classes": 0.4, "memory": 0.15, "bench": 0.25}
 """Of a device's time, what each part may take at the most. By what the parts took on two cores; not tuned."""
@@ -120,13 +123,26 @@ def list_parts(device: DeviceProfile, source: str, work: Path) -> list[Part]:
     suite, exactness, memory, bench = (
         work / name for name in ("test_suite.py", "classes.json", "memory.json", "bench")
     )
-    suite.write_text(_SUITE.format(**model), encoding="utf-8")
+    suite.write_text(_SUITE.format(**model | {"source": _shorten(source, work)}), encoding="utf-8")
     python, outrider = sys.executable, [sys.executable, "-m", "orchestrator.cli.entry"]
     sizes = ["--limit", str(_PROMPTS), "--max-tokens", str(_TOKENS), "--quality-limit", "0", "--config", str(config)]
     return [
         Part(
             "conformance",
-            [python, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "-c", os.devnull, str(suite)],
+            [
+                python,
+                "-m",
+                "pytest",
+                "-q",
+                "-rf",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:asyncio",
+                "-c",
+                os.devnull,
+                str(suite),
+            ],
             _read_conformance,
         ),
         Part(
@@ -158,6 +174,14 @@ from pathlib import Path
 def case():
     return Case(adapter="{adapter}", device="{device}", source=resolve("{source}", Path()).path)
 """
+
+
+def _shorten(source: str, work: Path) -> str:
+    """Return a model of the first two layers of a GGUF file, which has its shapes and kernels; else the source."""
+    if source.startswith(SIMULATED_PREFIX) or not (file := resolve(source, Path())).path.is_file():
+        return source
+    write_layers(work / "layers.gguf", file.path, [Layer(0), Layer(1)])
+    return str(work / "layers.gguf")
 
 
 def _read_conformance(text: str) -> list[str]:
@@ -288,7 +312,7 @@ def main() -> None:
     """Measure, and write the report after every part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", type=Path, required=True)
-    parser.add_argument("--source", default=DEFAULT_SOURCE, help="a GGUF file or a directory; else the default model")
+    parser.add_argument("--source", default=DEFAULT_MODEL, help="a GGUF file or a directory; else the default model")
     parser.add_argument("--only", action="append", default=[], metavar="RUNTIME:DEVICE", help="may be repeated")
     parser.add_argument("--part", action="append", choices=list(_SHARES), help="may be repeated; else all")
     parser.add_argument("--minutes", type=float, default=20.0)
