@@ -59,7 +59,7 @@ words: arm 2 arms 7 lane 9 lanes 7 paid_rows 1
 words beside: arm 29 arms 12 door 59 doors 4 lane 7 lanes 4 paid_rows 1
 methods: advance 11 attach 16 begin 28 choose 12 classes 14 count 10 describe 17 devices 10 discard 14 end 36
 methods: extend 22 find 13 forget 13 fork 11 forward 22 generate 11 heal 12 hold 11 inject 16 keep 10 observe 11 of 19
-methods: prepare 23 propose 15 recipe 13 refresh 20 release 19 share 12 states 16 take 10 tell 11 tensor 9
+methods: prepare 23 propose 15 recipe 13 refresh 20 release 19 share 12 states 16 take 10 tell 11
 methods: view 20
 """
 """What `count_names` counts at most, by group. To be lowered with each count, never raised."""

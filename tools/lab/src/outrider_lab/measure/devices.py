@@ -6,7 +6,7 @@ It takes each device that is no processor, and the processor where there is none
 process of its own with a time limit, so that one that fails or hangs is told and the others go on:
 
 - conformance: the suite that every adapter passes (docs/adapters.md), over the first two layers of a GGUF file.
-- classes: numerical classes, those that failed with the reason, and whether drafts change the text of eight prompts,
+- classes: numerical classes, those that failed with the reason, and whether drafts change the text of six prompts,
   greedy and seeded, alone and beside others (`outrider bench exactness`).
 - memory: a daemon under load, planned beside what its process and the device held (outrider_lab.measure.memory).
 - bench: tokens a second beside llama-server (`outrider bench compare`), and vLLM where it is on PATH and `--source` is
@@ -51,8 +51,8 @@ from outrider_lab.gguf_layers import Layer, write_layers
 
 _SHARES = {"conformance": 0.2, "classes": 0.4, "memory": 0.15, "bench": 0.25}
 """Of a device's time, what each part may take at the most. By what the parts took on two cores; not tuned."""
-# Prompts that the classes' part compares, and tokens of each: eight make a difference of kernels seen, and fit.
-_PROMPTS, _TOKENS = 8, 48
+# Prompts that are compared, all of ours, and tokens of each: enough for a difference of kernels to be seen.
+_PROMPTS, _TOKENS = 6, 48
 _PEERS = ("--engine", "llama.cpp:plain")
 # Lines of what a part that failed printed. The reason stands in the last ones.
 _TAIL_LINES = 12
