@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -195,6 +196,33 @@ class LoadedModel(KvSlots, Protocol):
 
         Raises Unsupported for a malformed batch, CapacityError when blocks are missing (nothing changed), and
         DeviceLost, or the class of it that says more, when the device failed.
+        """
+        ...
+
+
+@runtime_checkable
+class LoadedHead(LoadedModel, Protocol):
+    """A draft model that reads what its target computed, where the target has it (arXiv 2503.01840). Its rows of
+    committed tokens take the target's hidden states of the position before; those behind take what it made itself.
+    `memory_bytes`: what it added to the process."""
+
+    memory_bytes: int
+
+    def follow(self, slot: int, source: int, positions: int) -> None:
+        """Say that a slot is of the sequence that the target has in its slot `source`. Of that `positions` tokens are
+        committed, and the target has computed all but the last at least."""
+        ...
+
+
+@runtime_checkable
+class TakesHeads(Protocol):
+    """A loaded model that keeps its hidden states for heads."""
+
+    def attach_head(self, directory: Path, slots: int) -> LoadedHead:
+        """Load a head for so many sequences beside this model, and keep hidden states for it until it is closed. What
+        was computed before has none. Another thread than that of forwards may call it.
+
+        Raises ModelRefused, Unsupported, and OutOfMemory.
         """
         ...
 

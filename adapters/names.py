@@ -10,6 +10,8 @@ CONVERTING_ADAPTERS = tuple(name for name in SHARDING_ADAPTERS if name != "simul
 """Those of ours that make a graph of their own of a model, from GGUF files and from directories of safetensors."""
 TRANSFORMERS = "torch_device"
 """The one that runs any decoder of transformers from its directory, by that library's own class."""
+HEAD_ADAPTERS = (TRANSFORMERS,)
+"""Those of ours that keep hidden states for heads (adapters.contract.TakesHeads)."""
 LLAMA_CPP = "llama_cpp"
 """The one that runs a model's GGUF file as it is, by llama.cpp's library, whatever its architecture."""
 OPENVINO_LLAMA = "openvino_llama"

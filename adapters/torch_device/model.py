@@ -7,7 +7,9 @@ not depend on the other rows. `kernel` runs the shapes that come.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -28,14 +30,19 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.decoder.spec import DecoderSpec
+from adapters.head_facts import check_head, read_head
 from adapters.kv_blocks import BlockPool
 from adapters.pooled import Bytes, PooledModel, describe_capabilities
 from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.lora import LoraRows
 from adapters.torch_device.plan import TILE_ROWS, ForwardPlan, Shapes, plan_forward
+from adapters.torch_device.runner import ForwardRunner
 from adapters.torch_device.split import split_decoder
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
+
+if TYPE_CHECKING:
+    from adapters.torch_device.head import HiddenStates, TorchHead
 
 # Prefixes are shared by whole blocks (ADR 0013). It divides the 512 below.
 BLOCK_TOKENS = 32
@@ -148,10 +155,40 @@ class TorchModel(PooledModel):
             page_bytes=memory.list_page_bytes(),
         )
         self._runner: PlanRunner | None = runner
+        self._states: list[HiddenStates] = []
+        self._options = options
         self.spec = spec
         self.capabilities = describe_capabilities(
             self.block_rules, spec, options, numerical_class, weights=weights, device=options.device
         )
+
+    def attach_head(self, directory: Path, slots: int) -> TorchHead:
+        """See adapters.loaded_model.TakesHeads."""
+        from adapters.torch_device.head import HiddenStates, TorchHead, find_layers, load_head_network
+
+        runner = self._runner
+        if not isinstance(runner, ForwardRunner) or self.layers != LayerRange(0, self.spec.layers):
+            raise Unsupported(
+                "a head needs all layers of its target in one process; leave tensor_parallel and shards out"
+            )
+        facts, network = read_head(directory), runner.network
+        embedding, rows = network.get_input_embeddings(), self.spec.vocabulary_size
+        width = network.config.hidden_size
+        find_layers(network)
+        check_head(facts, "the target", hidden=width, vocabulary=rows, layers=self.spec.layers)
+        dtype, device = DTYPES[self.capabilities.activations], embedding.weight.device
+        options = replace(self._options, slots=slots, exactness=Exactness.KERNEL, loras=())
+        try:
+            own = load_head_network(facts, dtype, device)
+            blocks = self.capabilities.total_blocks + 2
+            states = HiddenStates(facts.choose_layers(self.spec.layers), width, blocks, dtype, device)
+            reads, its_class = own.embed_tokens or embedding, self.capabilities.numerical_class
+            head = TorchHead(facts, own, reads, states, self._pool, self.spec, options, its_class)
+        except (RuntimeError, MemoryError) as error:
+            raise classify_torch_failure(error) from error
+        self._states = [*(known for known in self._states if not known.closed), states]
+        runner.add_watch(states)
+        return head
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
         if self._runner is None:
@@ -191,14 +228,20 @@ class TorchModel(PooledModel):
         if self._memory is not None and first < len(table):
             own = np.ascontiguousarray(pages.reshape(len(table) - begin, -1)[first - begin :])
             self._memory.write_blocks(cache, table[first:], torch.from_numpy(own.reshape(-1)))
+            for states in self._states if cache == 0 else ():
+                states.erase(table[first:])
 
     def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         if self._memory is not None:
             self._memory.copy(sources, targets)
+            for states in self._states:
+                states.copy(sources, targets)
 
     def _erase(self, blocks: Sequence[int]) -> None:
         if self._memory is not None:
             self._memory.erase(blocks)
+            for states in self._states:
+                states.erase(blocks)
 
     def close(self) -> None:
         if self._runner is not None:

@@ -15,14 +15,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adapters.contract import Hidden, Logits
-from adapters.torch_device.attention import AttendingBatch, DeviceGroup, KvPool, PagedBatch, attending
+from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch, attending
 from adapters.torch_device.flex import FAR, FlexBatch, Kernel, PageTables, pin, send_array
 from adapters.torch_device.plan import (
     LADDER,
@@ -43,8 +43,21 @@ _WARM_UPS = 2  # the first allocates the libraries' workspaces. Not tuned.
 # Where no kernel is compiled: of torch's that take a mask, this one reads keys in an order of its own.
 _MASKED_BACKENDS = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 
-Compute = Callable[[Any, Any, Any, AttendingBatch, Any], Any]
+Compute = Callable[[Any, Any, Any, PagedBatch | FlexBatch, Any], Any]
 Step = Callable[[], None]
+
+
+class LayerWatch(Protocol):
+    """See adapters.torch_device.head.HiddenStates."""
+
+    closed: bool
+    hooks: list[Any]
+
+    def watch_layers(self, network: Any) -> None: ...
+
+    def remove_hooks(self) -> None: ...
+
+    def store_outputs(self, places: Any) -> None: ...
 
 
 class FlexForwards:
@@ -96,6 +109,10 @@ class Graphs:
         self._forwards, self._record, self._most_rows = forwards, record, most_rows
         self._recorded: OrderedDict[Size, tuple[Step, Any, Any]] = OrderedDict()
         self._made: Any = None
+
+    def drop_recorded(self) -> None:
+        """Forget what was recorded: forwards do something else from now on."""
+        self._recorded.clear()
 
     def prepare(self, size: Size) -> None:
         """Record a size if need be, in place of the one that was not used for longest where there are too many."""
@@ -176,7 +193,8 @@ class ForwardRunner:
         past: Any = None,
         captures: bool = True,
     ) -> None:
-        self._model, self._pool, self._windows = model, pool, windows
+        self.network, self._pool, self._windows = model, pool, windows
+        self._watches: list[LayerWatch] = []
         self._last, self._past = last, past
         self._device = device
         self.forwards = FlexForwards(self.compute, pool, kernel, windows=windows, device=device) if kernel else None
@@ -188,10 +206,14 @@ class ForwardRunner:
         self._clock = _CudaClock() if device.type == "cuda" else _HostClock()
         self._host: Any = None
 
+    def add_watch(self, watch: LayerWatch) -> None:
+        """Let something keep what layers give, from the next forward on, until it is closed. Any thread may say so."""
+        self._watches.append(watch)
+
     def record_ahead(self, sizes: Sequence[Size]) -> None:
         """Record the graphs of sizes, where there are graphs. Waits for the device."""
         if self._graphs is not None:
-            with torch.inference_mode(), _on_device(self._device):
+            with torch.inference_mode(), on_device(self._device):
                 for size in sizes:
                     self._graphs.prepare(size)
 
@@ -199,7 +221,8 @@ class ForwardRunner:
         """Return the wanted rows of logits, or the hidden states of all tokens, valid until the next call, and the
         milliseconds that the device took. `hidden`: what the tokens are where the model's first layer is not here. The
         host waits once, for the rows."""
-        with torch.inference_mode(), _on_device(self._device):
+        with torch.inference_mode(), on_device(self._device):
+            self._change_watches()
             # Graphs have no input for hidden states: these layers run as they come.
             size = size_of_graph(plan) if self._graphs and hidden is None else None
             if self._graphs and size:
@@ -240,21 +263,37 @@ class ForwardRunner:
         paged = PagedBatch(self._pool, writes, sources, groups, self._windows)
         return self.compute(ids, positions, wanted, paged, states)
 
-    def compute(self, ids: Any, positions: Any, wanted: Any, paged: AttendingBatch, hidden: Any = None) -> Any:
+    def compute(self, ids: Any, positions: Any, wanted: Any, paged: PagedBatch | FlexBatch, hidden: Any = None) -> Any:
         """Run the layers: (rows,) ids, or (rows, hidden size) states, and positions to (wanted, vocabulary), or to
         (rows, hidden size), in float32."""
         read = {"input_ids": ids[None]} if hidden is None else {"inputs_embeds": hidden[None]}
         shared = {"position_ids": positions[None], "use_cache": False, "past_key_values": self._past}
         with attending(paged):
             if not self._last:
-                return self._model.model(**read, **shared).last_hidden_state[0].float()
-            return self._model(**read, **shared, logits_to_keep=wanted).logits[0].float()
+                return self.network.model(**read, **shared).last_hidden_state[0].float()
+            logits = self.network(**read, **shared, logits_to_keep=wanted).logits[0].float()
+        for watch in self._watches:
+            if watch.hooks:
+                watch.store_outputs(paged.writes)
+        return logits
+
+    def _change_watches(self) -> None:
+        """Begin and end what was asked for since the last forward; no layer runs meanwhile."""
+        fresh = [watch for watch in self._watches if not watch.hooks and not watch.closed]
+        closed = [watch for watch in self._watches if watch.closed]
+        for watch in closed:
+            watch.remove_hooks()
+            self._watches.remove(watch)
+        for watch in fresh:
+            watch.watch_layers(self.network)
+        if self._graphs is not None and (fresh or closed):
+            self._graphs.drop_recorded()
 
     def _pad_hidden(self, hidden: Hidden | None, rows: int) -> Any:
         """Return hidden states on the device, in the model's format; rows that only fill up are 0."""
         if hidden is None:
             return None
-        padded = torch.zeros((rows, hidden.shape[1]), dtype=self._model.dtype, device=self._device)
+        padded = torch.zeros((rows, hidden.shape[1]), dtype=self.network.dtype, device=self._device)
         padded[: len(hidden)] = send_array(hidden, self._device)
         return padded
 
@@ -294,7 +333,8 @@ class _CudaClock:
 
 
 @contextmanager
-def _on_device(device: Any) -> Iterator[None]:
+def on_device(device: Any) -> Iterator[None]:
+    """Let this thread's work be on a device, by kernels that take masks."""
     if device.type != "cuda":
         yield
         return

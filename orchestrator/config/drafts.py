@@ -65,6 +65,16 @@ class IndexDraft(Section):
         return Path(self.path).stem
 
 
+class HeadDraft(Section):
+    """A drafter that reads the hidden states of its target: an EAGLE-3 head, which was trained for that one model."""
+
+    method: Literal["head"]
+    """The kind of drafter."""
+    source: str = Field(min_length=1, max_length=4096)
+    """The head's directory (relative to this configuration file), with `config.json` and `model.safetensors`, on every
+    host that has a worker of the target. It runs in that worker, on the target's device."""
+
+
 class DraftWorkersSection(Section):
     """How many workers of a draft there are (`process: own`). Each drafts for any number of replicas."""
 
@@ -160,12 +170,13 @@ class EndpointDraft(Section):
         return value.rstrip("/")
 
 
-AnyDraft = SuffixDraft | IndexDraft | ModelDraft | EndpointDraft
-METHODS = ("suffix", "index", "model")
+AnyDraft = SuffixDraft | IndexDraft | HeadDraft | ModelDraft | EndpointDraft
+METHODS = ("suffix", "index", "head", "model")
 _ENDPOINT = "endpoint"
 DRAFTS: dict[str, type[Section]] = {
     "suffix": SuffixDraft,
     "index": IndexDraft,
+    "head": HeadDraft,
     "model": ModelDraft,
     _ENDPOINT: EndpointDraft,
 }
@@ -187,6 +198,7 @@ def _choose_draft(value: object) -> object:
 Draft = Annotated[
     Annotated[SuffixDraft, Tag("suffix")]
     | Annotated[IndexDraft, Tag("index")]
+    | Annotated[HeadDraft, Tag("head")]
     | Annotated[ModelDraft, Tag("model")]
     | Annotated[EndpointDraft, Tag(_ENDPOINT)],
     Discriminator(_choose_draft),

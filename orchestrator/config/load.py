@@ -22,7 +22,7 @@ from device_profiles.device_names import split_device
 from orchestrator.config.access_checks import check_access
 from orchestrator.config.adapter_names import INSTALLED
 from orchestrator.config.cluster_checks import check_cluster, check_cluster_hosts, check_names
-from orchestrator.config.drafts import EndpointDraft, IndexDraft, ModelDraft
+from orchestrator.config.drafts import EndpointDraft, HeadDraft, IndexDraft, ModelDraft
 from orchestrator.config.endpoint_checks import check_key_file
 from orchestrator.config.hosts import check_hosts
 from orchestrator.config.keys_file import read_keys
@@ -190,6 +190,8 @@ def _check_sources(config: ClusterConfig, file: SourceFile) -> DecoderSizes | No
             _check_index(at, draft, file)
         elif isinstance(draft, EndpointDraft):
             _check_endpoint(at, draft, file)
+        elif isinstance(draft, HeadDraft):
+            continue  # with the target's shape, once that is known
         elif draft.statistics not in ("auto", "none") and not (path := file.resolve(draft.statistics)).is_file():
             why = f"{path} is no file; make it with `outrider drafts build`, or write auto or none"
             raise file.refuse((*at, "statistics"), why)

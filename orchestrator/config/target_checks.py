@@ -6,14 +6,15 @@ import os
 
 from adapters.contract import ModelRefused, cut_layers
 from adapters.decoder.spec import DecoderSizes, DecoderSpec, describe_too_many
+from adapters.head_facts import check_head, read_head
 from adapters.hf_facts import LOADED_WHOLE, DirectoryFacts
 from adapters.model_checks import refuse_whole
-from adapters.names import LLAMA_CPP, OWN_ADAPTERS, SHARDING_ADAPTERS
+from adapters.names import HEAD_ADAPTERS, LLAMA_CPP, OWN_ADAPTERS, SHARDING_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
 from device_profiles.device_names import CUDA_KIND, find_index, is_processor, list_rank_devices, split_device
 from orchestrator.config.adapter_names import describe_whole, list_sharding
 from orchestrator.config.draft_store import check_stores
-from orchestrator.config.drafts import DraftWorkersSection, ModelDraft, SuffixDraft
+from orchestrator.config.drafts import DraftWorkersSection, HeadDraft, ModelDraft, SuffixDraft
 from orchestrator.config.endpoint_checks import check_endpoint
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Place, SourceFile, format_place
@@ -146,6 +147,7 @@ def check_target(config: ClusterConfig, decoder: DecoderSizes | None, file: Sour
         if model.tensor_parallel > 1 and (why := _refuse_ranks(model, decoder) or _find_missing_rank(config, model)):
             raise file.refuse((*at, "tensor_parallel"), why)
     _check_device_layers(config, file)
+    _check_heads(config, decoder, file)
 
 
 def _is_off(speculation: Speculation) -> bool:
@@ -349,6 +351,32 @@ def _find_missing_rank(config: ClusterConfig, model: Target) -> str:
     if not count or index is None or index < count:
         return ""
     return f"{model.tensor_parallel} ranks from {model.device} on need {last}, and this machine has {count} such GPUs"
+
+
+def _check_heads(config: ClusterConfig, decoder: DecoderSizes | None, file: SourceFile) -> None:
+    """Refuse heads where the target's runtime keeps no hidden states, and heads of another model."""
+    targets = [config.model, *(config.model.with_own(own) for _, own in _list_placements(config) if own.own_model)]
+    elsewhere = config.cluster.on_ray and bool(config.cluster.address)
+    for at, draft in config.all_drafts:
+        if not isinstance(draft, HeadDraft):
+            continue
+        for target in targets:
+            if target.adapter == AUTO or (target.adapter in OWN_ADAPTERS and target.adapter not in HEAD_ADAPTERS):
+                which = "the plan may choose a runtime that" if target.adapter == AUTO else target.adapter
+                why = f"{which} gives no hidden states; set the target's adapter: {' or '.join(HEAD_ADAPTERS)}"
+                raise file.refuse((*at, "method"), why)
+            if target.shards or target.tensor_parallel > 1:
+                why = "needs all layers of its target in one process; leave shards and tensor_parallel out"
+                raise file.refuse((*at, "method"), why)
+        if elsewhere:
+            continue  # each host has a directory of its own, and says so when it loads it
+        try:
+            head = read_head(file.resolve(draft.source))
+            if decoder is not None:
+                sizes = {"hidden": decoder.hidden, "vocabulary": decoder.vocabulary_size, "layers": decoder.layers}
+                check_head(head, config.model.source, **sizes)
+        except ModelRefused as error:
+            raise file.refuse((*at, "source"), error) from error
 
 
 def _check_device_layers(config: ClusterConfig, file: SourceFile) -> None:

@@ -15,6 +15,7 @@ from device_profiles.profile import Exactness
 from orchestrator.config.drafts import (
     Draft,
     EndpointDraft,
+    HeadDraft,
     IndexDraft,
     ModelDraft,
     SuffixDraft,
@@ -36,6 +37,7 @@ from orchestrator.protocol.load_options import (
     EndpointDraftOptions,
     EndpointOptions,
     EngineOptions,
+    HeadOptions,
     IndexOptions,
     LoraOptions,
     ModelDraftOptions,
@@ -391,6 +393,9 @@ def _draft(name: str, place: str, draft: Draft, config: ClusterConfig, base: Pat
             path = base / Path(draft.path).expanduser()
             size = path.stat().st_size if path.exists() else 0
             return IndexOptions(name, draft.store, str(path), place, size, int(draft.memory))
+        case HeadDraft():
+            directory = base / Path(draft.source).expanduser()
+            return HeadOptions(name, place, str(directory), config.limits.max_itl_ms / 2)
         case EndpointDraft():
             key_file = str(base / Path(draft.api_key_file).expanduser()) if draft.api_key_file else ""
             waits = (draft.overlap, draft.max_wait_ms, draft.answer_timeout_s)

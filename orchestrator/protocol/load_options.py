@@ -98,6 +98,15 @@ class IndexOptions(msgspec.Struct, frozen=True, tag_field="method", tag="index")
     """Of one that replaces it while it is used."""
 
 
+class HeadOptions(msgspec.Struct, frozen=True, tag_field="method", tag="head"):
+    name: str
+    place: str
+    """Where the configuration names it."""
+    directory: str
+    prefill_ms: float
+    """As in ModelDraftOptions."""
+
+
 class RemoteOptions(msgspec.Struct, frozen=True):
     """A drafter in a worker of its own; the fields are those of the configuration."""
 
@@ -173,7 +182,7 @@ class EndpointOptions(msgspec.Struct, frozen=True):
     max_running: int
 
 
-DraftOptions = SuffixOptions | IndexOptions | ModelDraftOptions | EndpointDraftOptions
+DraftOptions = SuffixOptions | IndexOptions | HeadOptions | ModelDraftOptions | EndpointDraftOptions
 
 
 class CanaryOptions(msgspec.Struct, frozen=True):

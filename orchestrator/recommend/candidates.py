@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from adapters.vocabulary import SIMULATED_PREFIX
-from orchestrator.config.drafts import AnyDraft, EndpointDraft, IndexDraft, ModelDraft, SuffixDraft
+from orchestrator.config.drafts import AnyDraft, EndpointDraft, HeadDraft, IndexDraft, ModelDraft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.source_text import format_place
@@ -22,7 +22,7 @@ CHAIN = "chain"
 CONFIGURED = "configured"
 """The configuration's drafts together, where that is another chain."""
 # The order in which a chain asks: by what a token of each takes.
-_COST = {"suffix": 0, "index": 1, "model": 2}
+_COST = {"suffix": 0, "index": 1, "head": 2, "model": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,8 @@ def _identify(draft: AnyDraft) -> tuple[str, str]:
             place = draft.path
         case EndpointDraft():
             place = draft.endpoint
+        case HeadDraft():
+            place = draft.source
         case ModelDraft():
             place = f"{draft.source} {draft.adapter} {draft.device}"
         case _:
@@ -129,8 +131,8 @@ def _identify(draft: AnyDraft) -> tuple[str, str]:
 def _choose_name(draft: AnyDraft, taken: dict[str, Candidate]) -> str:
     if isinstance(draft, IndexDraft):
         name = f"index {draft.store}"
-    elif isinstance(draft, ModelDraft):
-        name = f"model {draft.source.rstrip('/').rsplit('/', 1)[-1]}"
+    elif isinstance(draft, HeadDraft | ModelDraft):
+        name = f"{draft.method} {draft.source.rstrip('/').rsplit('/', 1)[-1]}"
     elif isinstance(draft, EndpointDraft):
         name = f"model on {draft.endpoint}"
     else:

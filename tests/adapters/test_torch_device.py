@@ -150,7 +150,7 @@ def test_quantised_weights_are_held_as_they_are_in_bfloat16_and_said_to_be_widen
         if activations is Precision.BF16 and not native:
             continue
         model: Any = ADAPTER.load(target, dataclasses.replace(OPTIONS, activations=activations), silent)
-        made = [type(part) for part in model._runner._model.modules() if "Linear" in type(part).__name__]
+        made = [type(part) for part in model._runner.network.modules() if "Linear" in type(part).__name__]
         assert made == [kind] * (7 * 4 + 1)
         widened = ", held in fp32" if activations is Precision.FP32 else ""
         assert model.capabilities.weights == f"int8 (from fp32){widened}"
@@ -252,7 +252,7 @@ def test_with_a_fixed_width_every_product_and_every_attention_tile_has_one_shape
         target, dataclasses.replace(OPTIONS, numerical_class=ADAPTER.classes(OPTIONS)[-1][0]), silent
     )
     seen: list[int] = []
-    products = [part.product for part in model._runner._model.modules() if isinstance(part, TiledLinear)]
+    products = [part.product for part in model._runner.network.modules() if isinstance(part, TiledLinear)]
     assert len(products) == 7 * 4 + 1
     for product in products:
         product.register_forward_pre_hook(lambda _, rows: seen.append(rows[0].shape[1]))

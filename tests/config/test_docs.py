@@ -32,6 +32,7 @@ DRAFT_SECTIONS = {
 _NEEDED = {
     "model": {"source": "x"},
     "index": {"path": "x.drafts"},
+    "head": {"source": "x"},
     "endpoint": {"method": "model", "endpoint": "http://x:8080"},
 }
 

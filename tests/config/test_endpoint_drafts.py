@@ -75,5 +75,5 @@ def test_what_cannot_be_is_told_with_its_line(tmp_path, keys, place, why):
 
 
 def test_methods_are_told_as_they_are_written(tmp_path):
-    with pytest.raises(ConfigError, match="must be 'suffix', 'index', 'model', not 'endpoint'"):
+    with pytest.raises(ConfigError, match="must be 'suffix', 'index', 'head', 'model', not 'endpoint'"):
         load_config(write(tmp_path, "method: endpoint"))

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from adapters.contract import CapacityError, ForkableKv, LoadedModel, Segment
+from adapters.contract import CapacityError, ForkableKv, LoadedHead, LoadedModel, Segment
+from orchestrator.worker.drafting.port import NO_SLOT
 from policies.running_mean import update_mean
 from policies.sampling import Row, Sampling
 from policies.sampling.penalties import Penalties
 from policies.serving.prefill_budget import observe_prefill, rows_within
 
-NO_SLOT = -1
 # Weight of the newest forward in what one takes that reads nothing. Not tuned.
 _NEWEST = 0.1
 # ADR 0016: prompts get on by so many rows a round, whatever they take. Not tuned.
@@ -34,6 +34,7 @@ class DraftSequence:
     The slot holds the first `held` of `tokens` and, where that is all of them, the `guessed` tokens behind. `fixed`
     leading positions are shared and cannot be rolled back. Rows behind `prompt` are of a class of their own where
     `apart` (see adapters.contract.Capabilities.apart_tokens). `counts` are the generated tokens, for penalties.
+    `source`: the slot of the target that a head reads of it (adapters.contract.LoadedHead).
     """
 
     key: str
@@ -48,6 +49,7 @@ class DraftSequence:
     fixed: int = 0
     guessed: list[int] = field(default_factory=list)
     asked_round: int = 0
+    source: int = NO_SLOT
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Tokens were committed: guesses among them stay fed, the others are rolled back."""
@@ -99,6 +101,7 @@ class DraftCache:
     def __init__(self, model: LoadedModel, *, prefill_ms: float) -> None:
         self._model = model
         self._forks = model if isinstance(model, ForkableKv) else None
+        self._head = model if isinstance(model, LoadedHead) else None
         self._prefill_ms = prefill_ms
         self._close_ms = 0.0  # a forward that reads nothing
         self._row_ms: float | None = None
@@ -246,6 +249,9 @@ class DraftCache:
         for group in self._groups(feeds):
             batch = self._with_room(group)
             while batch:
+                if self._head is not None:
+                    for known in (feed.known for feed in batch):
+                        self._head.follow(known.slot, known.source, len(known.tokens))
                 try:
                     result = self._model.forward([feed.segment for feed in batch])
                 except CapacityError:

@@ -24,10 +24,20 @@ from adapters.contract import AdapterError, LoadedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.worker.drafting.cache import NO_SLOT, DraftCache, DraftSequence, count_common_prefix
+from orchestrator.worker.drafting.cache import DraftCache, DraftSequence, count_common_prefix
 from orchestrator.worker.drafting.gate import DraftGate
 from orchestrator.worker.drafting.growing import GrowingDraft, Outputs, Proposal, Rival, find_rivals, probability_of
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Meter, Outcome, WorkBeside
+from orchestrator.worker.drafting.port import (
+    NO_HINTS,
+    NO_SLOT,
+    NOTHING,
+    Ask,
+    Draft,
+    DraftHints,
+    Meter,
+    Outcome,
+    WorkBeside,
+)
 from policies.running_mean import update_mean
 from policies.sampling import NotFinite, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
@@ -197,7 +207,8 @@ class ModelDrafter:
             self._model.close()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        worth = [] if self._meter.failed else self._guard.choose_asks(asks, self._known, self._least_step_ms)
+        ready = self._list_ready(asks)
+        worth = [] if self._meter.failed else self._guard.choose_asks(ready, self._known, self._least_step_ms)
         self._gated_ms = 0.0
         if not worth:
             return [NOTHING] * len(asks)
@@ -211,6 +222,10 @@ class ModelDrafter:
             self.close()
             return [NOTHING] * len(asks)
         return [drafts.get(ask.key, NOTHING) for ask in asks]
+
+    def _list_ready(self, asks: Sequence[Ask]) -> Sequence[Ask]:
+        """Return those that can be drafted for in this round."""
+        return asks
 
     def describe_beside(self) -> WorkBeside:
         """See port.DrafterBeside."""

@@ -161,6 +161,7 @@ class Draft:
 
 
 NOTHING = Draft()
+NO_SLOT = -1
 PREDICTION = "prediction"
 """The method of the drafter of predicted outputs (drafting.prediction), and its name."""
 
@@ -177,6 +178,7 @@ class Ask:
     be expected of a cheaper drafter's draft, which is there already. `last_ms`: what the target's part of the last
     round took (0: it had prompts in it, or there was none). `cheap_only`: drafters that take time, and have no gate,
     leave it alone. `first`: its first token is awaited, so that nobody reads its text for it now.
+    `slot`: where the target has computed all tokens but the last; NO_SLOT: nowhere yet.
     `gain`: so many tokens rounds of late make, where plain decoding makes one: what time is worth. `alternatives`:
     other ways of the draft may be verified beside it.
     """
@@ -194,6 +196,7 @@ class Ask:
     gain: float = 1.0
     alternatives: bool = False
     first: bool = False
+    slot: int = NO_SLOT
 
     @property
     def token_ms(self) -> float:

@@ -17,7 +17,7 @@ from orchestrator.worker.engine.batch import ScheduledSequence, rows_of
 from orchestrator.worker.engine.branches import Branch
 from orchestrator.worker.engine.draft_counts import add_verified
 from orchestrator.worker.engine.round import DraftOutcome, Round, RoundDrafts
-from orchestrator.worker.engine.sequence import SequenceState
+from orchestrator.worker.engine.sequence import NO_SLOT, SequenceState
 from policies.speculation import DraftComparison, DraftSummary, Rest, RoundContext, RoundSequence, RoundTimes
 from policies.speculation.branching import NO_BRANCHES, BranchOffer, RoundBranches
 from policies.speculation.policy import BranchingPolicy, DepthPolicy, DraftLimits, RoundOutcome
@@ -199,8 +199,7 @@ class Speculator:
         if ruled or any(limits.limits):
             self._drafting_rounds += 1
             branching = self._list_branching(context, deciding)
-            first = {part.sequence.key for part in deciding if part.is_prefill}
-            drafts = self._draft(parts, deciding, context, self._list_asks(context, limits, branching, first))
+            drafts = self._draft(parts, deciding, context, self._list_asks(deciding, context, limits, branching))
             summaries = [
                 DraftSummary(len(draft.tokens), draft.confidences, any(draft.proposals))
                 if draft.tokens
@@ -288,8 +287,13 @@ class Speculator:
         ]
 
     def _list_asks(
-        self, context: RoundContext, limits: DraftLimits, branching: Collection[str], first: Collection[str]
+        self,
+        deciding: Sequence[ScheduledSequence],
+        context: RoundContext,
+        limits: DraftLimits,
+        branching: Collection[str],
     ) -> list[Ask]:
+        first = {part.sequence.key for part in deciding if part.is_prefill}
         return [
             Ask(
                 place.key,
@@ -304,8 +308,9 @@ class Speculator:
                 gain=limits.gain,
                 alternatives=place.key in branching,
                 first=place.key in first,
+                slot=part.sequence.slot if part.sequence.uncached == 1 else NO_SLOT,
             )
-            for place, limit in zip(context.places, limits.limits, strict=True)
+            for part, place, limit in zip(deciding, context.places, limits.limits, strict=True)
             if limit > 0
         ]
 

@@ -12,9 +12,10 @@ import msgspec
 
 from adapters import own_tokenizer
 from adapters.borrowed_slots import cut_slots
-from adapters.contract import DeviceLost, ModelRefused
+from adapters.contract import DeviceLost, ModelRefused, TakesHeads, Unsupported
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_store import ModelReplaced, ModelStore
+from adapters.names import HEAD_ADAPTERS
 from adapters.tokenizer import Tokenizer, load_tokenizer
 from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_at_hand, vocabulary_from, vocabulary_in
 from device_profiles.workload import vocabulary_fingerprint
@@ -24,6 +25,7 @@ from orchestrator.protocol.load_options import (
     DraftOptions,
     EndpointDraftOptions,
     EngineOptions,
+    HeadOptions,
     IndexOptions,
     ModelDraftOptions,
     ModelOptions,
@@ -33,6 +35,7 @@ from orchestrator.protocol.load_options import (
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.grown import GrownStatistics
 from orchestrator.worker.drafting.guard import FailedDrafter, GuardedDrafter
+from orchestrator.worker.drafting.head import HeadDrafter
 from orchestrator.worker.drafting.index import IndexDrafter
 from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
 from orchestrator.worker.drafting.model import ModelDrafter
@@ -269,6 +272,8 @@ class _DrafterBuilder:
             return suffix
         if isinstance(draft, IndexOptions):
             return self._build_index(draft)
+        if isinstance(draft, HeadOptions):
+            return self._build_head(draft)
         if isinstance(draft, EndpointDraftOptions):
             return self._build_endpoint(draft)
         try:
@@ -301,6 +306,30 @@ class _DrafterBuilder:
             )
         except MappedFileUnusable as error:
             raise ModelRefused(f"{draft.place}.path: {error}") from error
+
+    def _build_head(self, draft: HeadOptions) -> HeadDrafter:
+        target, caps = self.target.model, self.target.model.capabilities
+        if not isinstance(target, TakesHeads):
+            why = f"{self.options.model.adapter} gives no hidden states; {', '.join(HEAD_ADAPTERS)} does"
+            raise ModelRefused(f"{draft.place}.method: {why}")
+        try:
+            head = target.attach_head(Path(draft.directory), self.options.max_running)
+        except (ModelRefused, Unsupported) as error:
+            raise ModelRefused(f"{draft.place}.source: {error}") from error
+        state = DrafterState(
+            *(draft.name, "head"),
+            source=draft.directory,
+            adapter=self.options.model.adapter,
+            device=caps.device,
+            weights=head.capabilities.weights,
+            activations=caps.activations.value,
+            kv_cache=caps.kv_cache.value,
+            planned_memory_bytes=head.memory_bytes,
+        )
+        vocabulary = target.spec.vocabulary_size
+        drafter = HeadDrafter(head, state, SystemClock(), vocabulary=vocabulary, prefill_ms=draft.prefill_ms)
+        drafter.measure()
+        return drafter
 
     def _build_remote(self, draft: ModelDraftOptions, remote: RemoteOptions, remotes: Remotes) -> Drafter:
         pair = remote_pair(draft, self.options.model, self.target)

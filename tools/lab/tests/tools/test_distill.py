@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,8 @@ from outrider_lab.distill.vocabulary import coverage, most_frequent
 from typer.testing import CliRunner, Result
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, LoadOptions, Segment
+from adapters.contract import AdapterUnavailable, LoadOptions, Segment, TakesHeads
+from adapters.head_facts import read_head
 from adapters.hf_directory import open_weights
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
@@ -266,6 +269,49 @@ def test_every_adapter_computes_what_was_trained(place: Path, draft: Path, adapt
     assert np.sqrt(np.mean((found - expected) ** 2)) < 0.05 * expected.std()
     assert model.spec.output_ids == tuple(int(token) for token in state.outputs)
     model.close()
+
+
+def test_a_head_learns_what_its_target_does_and_the_runtime_says_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from outrider_lab.distill.head import Bounds, Target, begin, train, write_head
+
+    torch.set_num_threads(1)
+
+    rng = np.random.default_rng(0)
+    # As above: the head has to look back, at the target's states or at its own rows.
+    steps, starts = rng.integers(1, 3, 60), rng.integers(0, 100, 60)
+    texts = [
+        text(number, [4 + int((first + step * i) % 100) for i in range(40)], head=2, chances=0.9)
+        for number, (first, step) in enumerate(zip(starts, steps, strict=True))
+    ]
+    facts = replace(FACTS, source=str(tiny_models.write_model(tmp_path / "tiny", "llama")))
+    target, lines = Target(facts, tmp_path / "target"), list[str]()
+    for count in (20, 80):  # the second run goes on from what the first one wrote
+        head = begin(target, facts, np.arange(4, 104), tmp_path / "head")
+        train(head, target, texts[:50], texts[50:], Bounds(math.inf, count, 2, 1e-2), lines.append)
+        write_head(head, tmp_path / "head")
+    assert min(head.agreement) > 0.4, "chance is 1/100"
+    assert lines[0].startswith("states of 1536 of 1536 tokens in ")
+    model = registry.get("torch_device").load(tmp_path / "target", LoadOptions(slots=2, kv_cache_bytes=1 << 20), silent)
+    assert isinstance(model, TakesHeads)
+    served, right = model.attach_head(tmp_path / "head", 2), 0
+    for known in texts[50:]:
+        tokens = known.tokens.tolist()
+        model.forward([Segment(0, 0, tokens, (0, 0))])
+        served.follow(0, 0, len(tokens))
+        rows = served.forward([Segment(0, 0, tokens, (2, 39))]).logits
+        right += int((4 + rows.argmax(axis=1) == known.labels[1:]).sum())
+        model.release(0)
+        served.release(0)
+    assert right > 0.4 * 10 * 37
+    model.close()
+
+
+def test_a_head_is_trained_by_a_command(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run("head", "--data", place / "data", "--out", tmp_path / "head", "--outputs", 64, "--steps", 1)
+    facts = read_head(tmp_path / "head")
+    assert (facts.outputs, facts.layer_ids, facts.hidden) == (64, (1, 1, 0), 64)
 
 
 def test_the_draft_is_compared_by_the_command_that_compares_drafts(place: Path, draft: Path, outrider) -> None:

@@ -10,16 +10,18 @@ from rich.console import Console
 from adapters.contract import AdapterError
 from orchestrator.errors import OutriderError
 from outrider_lab.distill.cli_export import export
+from outrider_lab.distill.cli_head import head
 from outrider_lab.distill.cli_train import train
 
 app = typer.Typer(
-    help="Train a small draft model for a target, on what the target itself says (`outrider drafts build --data`).",
+    help="Train a draft model, or a head, on what its target says (`outrider drafts build --data`).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(train)
 app.command()(export)
+app.command()(head)
 
 
 @app.callback()

@@ -129,16 +129,20 @@ def begin_with(draft: Draft, embedding: NDArray[np.float32], outputs: NDArray[np
 
 def loss_of(draft: Draft, batch: Rows) -> torch.Tensor:
     """Return the mean loss of a batch's labelled positions."""
-    ids = torch.from_numpy(batch.top_ids.astype(np.int64))
     labelled = (torch.from_numpy(batch.chances) > 0).any(dim=-1)
     hidden = draft.compute_hidden(torch.from_numpy(batch.tokens.astype(np.int64)))[labelled]
-    ids, chances = ids[labelled], torch.from_numpy(batch.chances)[labelled].float()
+    ids = torch.from_numpy(batch.top_ids.astype(np.int64))[labelled]
+    return compute_loss(draft.lm_head(hidden).float(), ids, torch.from_numpy(batch.chances)[labelled].float())
+
+
+def compute_loss(logits: torch.Tensor, ids: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss of positions: logits (N, outputs), the target's likeliest `ids`, (N, K), with NOTHING for
+    those that cannot be said, and their chances, (N, K)."""
     first = torch.zeros_like(chances)
     first[:, 0] = 1.0
     wanted = (1.0 - _SHARPEN) * chances + _SHARPEN * first
     known = ids != NOTHING
     wanted = torch.where(known, wanted, 0.0)
-    logits = draft.lm_head(hidden).float()
     logs = functional.log_softmax(logits, dim=-1).gather(1, ids.clamp(min=0))
     mass = torch.where(known, logs.exp(), 0.0).sum(dim=-1)
     others = (1.0 - mass).clamp(min=_LEAST).log()
