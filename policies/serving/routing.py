@@ -6,8 +6,7 @@ What a request costs on a pair, in ms:
     kv_pressure      the risk to be put aside for others: a request's time, times how far the KV cache is filled beyond
                      FULL with this request in it (1 where it is full)
     memory           the risk that its device runs out of memory: a share of a request's time
-    load             what other programs on its device make a request's time longer, and its heat; and what the request
-                     costs those that another replica decodes
+    load             what other programs on its device make a request's time longer, and its heat
     health           the risk to begin again elsewhere: a share of a request's time, for a replica that is suspect
     deadline         LATE times as long as its first token is predicted to come behind the objective, and its last one
                      behind the request's time
@@ -66,8 +65,7 @@ class ReplicaState:
     drains, loads, or is lost, and `why_not` says which. `draft`: what proposes tokens there ("": nothing works), which
     saves `draft_saves_ms` of a token's time. `stretch`: what else its device does. `free_share`: of the device's
     memory. `others`: so many of its requests are of clients that are not ours. `company`: so many times as long its
-    tokens take for what other replicas do now, which is in `tpot_ms`. `disturbs_ms`: what each token here costs those
-    that others decode."""
+    tokens take for what other replicas do now, which is in `tpot_ms`."""
 
     name: str
     running: int
@@ -87,7 +85,6 @@ class ReplicaState:
     free_share: float = 1.0
     others: int = 0
     company: float = 1.0
-    disturbs_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -265,7 +262,7 @@ def find_costs(replica: ReplicaState, request: RoutedRequest) -> Costs:
         queue,
         service * (filled - FULL) / (1.0 - FULL) if filled > FULL else 0.0,
         service * weigh_shortage(replica.free_share) if replica.free_share < 1.0 else 0.0,
-        service - alone + (output if output > 1 else 1) * replica.disturbs_ms,
+        service - alone,
         SUSPECT_RISK * service if replica.risk else 0.0,
         LATE * late,
         prefill,
@@ -285,7 +282,7 @@ def _rate_replica(replica: ReplicaState, request: RoutedRequest, weights: Routin
         ("queue", f"{replica.waiting} wait, {replica.running} of {replica.places} places{shared}"),
         ("kv_pressure", f"KV cache {filled:.0%} full with it"),
         ("memory", f"{replica.free_share:.0%} of its memory is free"),
-        ("load", _describe_load(replica)),
+        ("load", replica.stretch.why or "the device is ours"),
         ("health", replica.risk or "healthy"),
         ("deadline", _describe_deadline(costs, replica.stretch.factor, request)),
         ("prefix_affinity", f"{cached} of {request.prompt_tokens} tokens cached"),
@@ -301,8 +298,8 @@ def _rate_replica(replica: ReplicaState, request: RoutedRequest, weights: Routin
 
 def _describe_deadline(costs: Costs, stretch: float, request: RoutedRequest) -> str:
     """Return when a request's first and last token are predicted to come."""
-    queue, *_, prefill, plain, draft = costs
-    service = (plain + draft + prefill) * stretch
+    queue, _, _, load, _, _, prefill, plain, draft = costs
+    service = plain + draft + prefill + load
     terms = [
         f"{name} token in {at_ms:.0f} of {bound_ms:.0f} ms"
         for name, at_ms, bound_ms in (
@@ -312,11 +309,6 @@ def _describe_deadline(costs: Costs, stretch: float, request: RoutedRequest) -> 
         if bound_ms is not None
     ]
     return ", ".join(terms) or "it has none"
-
-
-def _describe_load(replica: ReplicaState) -> str:
-    whose = replica.stretch.why or "the device is ours"
-    return f"{whose}; a token costs others {replica.disturbs_ms:.1f} ms" if replica.disturbs_ms else whose
 
 
 def _describe_draft(replica: ReplicaState, request: RoutedRequest) -> str:

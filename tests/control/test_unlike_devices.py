@@ -160,21 +160,3 @@ def test_one_of_several_that_are_alike_may_be_slow() -> None:
     for worker, round_ms in enumerate((30.0, 10.0, 10.0)):
         run_rounds(state, worker, round_ms)
     assert {send(state, "one"), send(state, "two")} == {"r001", "r002"}
-
-
-@pytest.mark.parametrize(("slower", "then"), [(1.0, "r001"), (1.05, "r001"), (2.0, "r000")])
-def test_a_request_that_would_wake_a_replica_pays_for_what_that_costs_those_beside_it(slower: float, then: str) -> None:
-    """Both share something: while the second works, the first takes `slower` times as long for three streams. There a
-    fourth one would end sooner by itself, on the second."""
-    state = build_fleet([change_ready(device(*of), slots=16, drafters=[]) for of in (("fast", 4.0), ("slow", 6.5))])
-    run_rounds(state, 0, 4.0)
-    first = state.replicas.list_all()[0]
-    paces = PairPaces()
-    for sequences, tpot_ms in ((1, 4.0), (3, 6.0), (4, 7.0)):
-        for _ in range(40):
-            paces = paces.observe(SeenRound(sequences, sequences, 2 * sequences, 0, tpot_ms))
-    for _ in range(40):
-        paces = paces.observe(SeenRound(3, 3, 6, 0, slower * 6.0, beside=True))
-    first.paces = paces
-    assert [send(state, key, 60) for key in ("one", "two", "three")] == ["r000"] * 3
-    assert send(state, "four", 60) == then

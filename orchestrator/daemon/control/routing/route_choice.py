@@ -24,10 +24,6 @@ from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 
 TRIAL_PATIENCE_S = 20.0
 """So long a suspect waits for a worker that has run nothing; then a replica gives up its streams for it."""
-_MOST_DISTURBED: Final = 2
-"""Working replicas up to which it is known who costs whom what (ADR 0144)."""
-_DISTURBED: Final = 1.1
-"""What company costs from which on it is no noise of rounds: these differ by a tenth. ADR 0144. Not tuned."""
 _WELL: Final = Judgement(Health.HEALTHY)
 _NO_RISKS: Mapping[str, str] = {}
 
@@ -262,7 +258,7 @@ def choose_route(
         for number, replica in enumerate(replicas):
             paces.set_paces(number, replica.paces, replica.standing.alike)
     cold = not prefix or streams.is_suspect(stream)
-    busy = [replica for replica in replicas if replica.standing.live]
+    busy = sum(1 for replica in replicas if replica.standing.live)
     states = []
     for replica in replicas:
         standing, state = replica.standing, replica.state
@@ -282,7 +278,7 @@ def choose_route(
         group = paces.find_group(standing.alike)
         tpot_ms = reckon_tpot_ms(own_ms, paces.share_tpot_ms(group, standing.expected_pace, sequences), sequences)
         saved_ms = paces.predict_saved_ms(group, pace, draft, tpot_ms, sequences) if draft else 0.0
-        company = pace.company if len(busy) > (live > 0) else 1.0
+        company = pace.company if busy > (live > 0) else 1.0
         if around.loads.knows:
             stretch, free_share = around.loads.find_share(replica.device, replica.spec.cores)
             saved_ms = saved_ms / around.stretch_drafts(replica.name) if saved_ms else 0.0
@@ -308,21 +304,7 @@ def choose_route(
                 company,
             )
         )
-    if 0 < len(busy) <= _MOST_DISTURBED:
-        _price_disturbance(states, busy)
     return route(states, _request(stream, streams, around, now_s), around.weights)
-
-
-def _price_disturbance(states: Sequence[ReplicaState], busy: Sequence[Replica]) -> None:
-    """Say of each replica what a request there costs those of the one other replica that works, if one does: it would
-    work alone without them. Those that are there already share in that."""
-    working = {replica.name: replica for replica in busy}
-    tpots_ms = {state.name: state.tpot_ms / state.company for state in states if state.name in working}
-    for state in states:
-        others = [replica for name, replica in working.items() if name != state.name]
-        if len(others) == 1 and others[0].name in tpots_ms and others[0].paces.company >= _DISTURBED:
-            slower_ms = (others[0].paces.company - 1.0) * tpots_ms[others[0].name]
-            state.disturbs_ms = others[0].standing.live * slower_ms / (state.running + state.waiting + 1)
 
 
 def _request(stream: Stream, streams: Streams, around: Surroundings, now_s: float) -> RoutedRequest:
