@@ -160,3 +160,23 @@ def test_one_of_several_that_are_alike_may_be_slow() -> None:
     for worker, round_ms in enumerate((30.0, 10.0, 10.0)):
         run_rounds(state, worker, round_ms)
     assert {send(state, "one"), send(state, "two")} == {"r001", "r002"}
+
+
+@pytest.mark.parametrize(("slower", "resting"), [(1.0, False), (1.3, True)])
+def test_a_member_that_costs_the_others_more_than_it_makes_rests_and_says_why(slower: float, resting: bool) -> None:
+    """The second ends one request sooner; the first makes most of many, where it is left alone."""
+    state = build_fleet([change_ready(device(*of), slots=16, drafters=[]) for of in (("many", 10.2), ("few", 9.0))])
+    for replica, more_ms in zip(state.replicas.list_all(), (1.15, 9.0), strict=True):
+        paces, lone_ms = PairPaces(), replica.standing.expected_pace.tpot_ms(1)
+        for sequences in (1, 16):
+            for _ in range(40):
+                tpot_ms = lone_ms + more_ms * (sequences - 1)
+                paces = paces.observe(SeenRound(sequences, sequences, 2 * sequences, 0, tpot_ms))
+        for _ in range(40):
+            paces = paces.observe(SeenRound(1, 1, 2, 0, slower * lone_ms, beside=True))
+        replica.paces = paces
+    assert send(state, "alone") == "r001", "whoever ends it sooner"
+    places = [send(state, f"key{number}") for number in range(15)]
+    assert (places.count("r001") == 0) is resting
+    (noted,) = state.router.book.find_routes("key14", 2.0)
+    assert any("rests: for 16 requests the others make" in rated.why_not for rated in noted.rated) is resting

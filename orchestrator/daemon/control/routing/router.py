@@ -14,6 +14,7 @@ from orchestrator.daemon.control.routing.abilities import needs_ability, refuse_
 from orchestrator.daemon.control.routing.affinity import block_keys
 from orchestrator.daemon.control.routing.route_choice import TRIAL_PATIENCE_S, Exclusions, choose_route, has_hope
 from orchestrator.daemon.control.routing.surroundings import Surroundings
+from orchestrator.daemon.control.routing.working import WorkingSet
 from orchestrator.daemon.control.streams.kv_moves import KvMoves
 from orchestrator.daemon.control.streams.overrides import ActiveOverrides, bounds_of, resolve_overrides
 from orchestrator.daemon.control.streams.request_history import RouteBook, RouteText
@@ -47,6 +48,7 @@ class Router:
         self.book = RouteBook()
         self._fleet = fleet
         self._exclusions = Exclusions(fleet, streams, health)
+        self._working = WorkingSet()
         self._least_depth = least_depth
         self.moves = KvMoves(streams, self._choose_next)
 
@@ -348,6 +350,8 @@ class Router:
         if self._exclusions.may_find(stream, kept_at):
             outs, risks = self._exclusions.find_exclusions(stream, every, kept_at, now_s)
         paces = self._fleet.paces
+        if not outs and all(replica.standing.serves for replica in every):
+            outs = self._working.find_resting(every, paces, now_s)
         chosen = choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s, paces)
         if unseen:
             chosen.unseen = unseen
