@@ -68,10 +68,11 @@ class ModelSource:
     @property
     def weights_bytes(self) -> int:
         """How long the files are that hold weights. Raises OSError."""
-        if not self.files:  # a file of any name, as Ollama's are, or a directory
-            return self.path.stat().st_size if self.path.is_file() else 0
-        files = [path for path in self.files if path.suffix in _WEIGHTS or path.name == IR_WEIGHTS]
-        return sum(path.stat().st_size for path in files)
+        in_directory = self.path.is_dir()  # else files of any name, as Ollama's are
+        weights = [
+            path for path in self.content if not in_directory or path.suffix in _WEIGHTS or path.name == IR_WEIGHTS
+        ]
+        return sum(path.stat().st_size for path in weights)
 
     @property
     def whole_bytes(self) -> int | None:
