@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from adapters.contract import DeviceLost, MemoryCorrupt, NoKernel, OutOfMemory, Overheated, RuntimeFailed
-from adapters.hardware import ISA_CAPS
+from adapters.cpuinfo import ISA_CAPS
 
 _NO_KERNEL = ("could not create a primitive descriptor",)
 """oneDNN looks for code that fits the shapes, the formats and the instruction sets; it allocates next to nothing."""

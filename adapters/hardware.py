@@ -15,6 +15,7 @@ import psutil
 
 from adapters.builds import LIBRARIES, describe_lacking, find_build
 from adapters.contract import AdapterUnavailable
+from adapters.cpuinfo import list_instruction_sets, read_cpuinfo
 from adapters.distributions import distribution_version
 from adapters.names import OPENVINO_LLAMA, OWN_ADAPTERS
 from adapters.nvml import query_nvidia
@@ -23,16 +24,9 @@ from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import KIB, MIB
 
-_ISA = (
-    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
-    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
-)
-ISA_CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-"""Variables of the environment that keep runtimes from instruction sets: another processor, as far as bits go."""
 _WHOLE = 256 * MIB
 """What a machine says of its memory differs a little from start to start."""
 _NODES = Path("/sys/devices/system/node")
-_CPUINFO = Path("/proc/cpuinfo")
 _CORES = Path("/sys/devices/system/cpu")
 _PHYSICAL = ("physical_package_id", "core_id")
 
@@ -69,8 +63,7 @@ def name_device_kind(profile: DeviceProfile) -> str:
 
 
 def processor() -> Hardware:
-    facts = _cpuinfo()
-    flags = set((facts.get("flags") or facts.get("Features") or "").split())
+    facts = read_cpuinfo()
     name = facts.get("model name") or platform.processor() or platform.machine()
     family = "/".join(facts[key] for key in ("cpu family", "model", "stepping") if key in facts)
     return Hardware(
@@ -79,10 +72,7 @@ def processor() -> Hardware:
         memory_bytes=psutil.virtual_memory().total // _WHOLE * _WHOLE,
         numa_nodes=max(1, len(list(_NODES.glob("node[0-9]*")))),
         physical_cores=cores(),
-        isa=(
-            *(flag for flag in _ISA if flag in flags),
-            *(f"{name}={os.environ[name]}" for name in ISA_CAPS if os.environ.get(name)),
-        ),
+        isa=list_instruction_sets(),
     )
 
 
@@ -119,16 +109,6 @@ def list_core_groups() -> list[list[int]]:
             place = "/".join((topology / name).read_text(encoding="ascii").strip() for name in _PHYSICAL)
         groups.setdefault(place, []).append(core)
     return list(groups.values())
-
-
-def _cpuinfo() -> dict[str, str]:
-    facts: dict[str, str] = {}
-    with suppress(OSError):
-        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, colon, value = line.partition(":")
-            if colon:
-                facts.setdefault(key.strip(), value.strip())
-    return facts
 
 
 def _nvidia(index: int) -> Hardware | None:

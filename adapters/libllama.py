@@ -21,6 +21,7 @@ from typing import Final
 from adapters.builds import describe_lacking
 from adapters.content_digest import hash_file
 from adapters.contract import AdapterUnavailable
+from adapters.cpuinfo import list_instruction_sets
 
 VARIABLE: Final = "OUTRIDER_LIBLLAMA"
 """The environment variable. What the operator has set in it goes before what a configuration says."""
@@ -118,14 +119,8 @@ def is_portable() -> bool:
 
 def find_build_directory() -> Path:
     """Return where a library of the fork lies that was built in this environment for this machine's processor."""
-    return Path(sys.prefix, "share", "outrider", f"{DISTRIBUTION}-{_digest_processor()}")
-
-
-@cache
-def _digest_processor() -> str:
-    from adapters.hardware import processor  # which asks this module for versions
-
-    return blake2b(" ".join(processor().isa).encode(), digest_size=8).hexdigest()
+    sets = blake2b(" ".join(list_instruction_sets()).encode(), digest_size=8).hexdigest()
+    return Path(sys.prefix, "share", "outrider", f"{DISTRIBUTION}-{sets}")
 
 
 def find_fork_build() -> Path | None:

@@ -229,7 +229,7 @@ def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[
         raise Unsupported(f"a KV cache in {options.kv_cache}: torch's is in the activations' format; leave it at auto")
     first = [NumericalClass(precision, precision) for precision in left]
     if options.exactness is not Exactness.BIT or profile.kind != "cpu":
-        return [first]  # off the processor every forward is brought to one shape as it is (model.shapes_for)
+        return [first]  # off the processor every forward is brought to one shape as it is (plan.shapes_for)
     return [first, [NumericalClass(precision, precision, fixed_width=FIXED_WIDTH) for precision in left]]
 
 

@@ -41,9 +41,9 @@ from adapters.torch_device.class_products import ClassProducts
 from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.flex import choose_kernel
 from adapters.torch_device.lora import place_loras
-from adapters.torch_device.model import BLOCK_TOKENS, DTYPES, TorchModel, count_blocks, shapes_for
+from adapters.torch_device.model import DTYPES, TorchModel, count_blocks
 from adapters.torch_device.packed_checkpoint import unpack_checkpoint
-from adapters.torch_device.plan import list_decode_sizes
+from adapters.torch_device.plan import BLOCK_TOKENS, list_decode_sizes, shapes_for
 from adapters.torch_device.products import Products
 from adapters.torch_device.rank_link import RankPlace
 from adapters.torch_device.runner import ForwardRunner

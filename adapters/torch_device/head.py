@@ -40,8 +40,7 @@ from adapters.safetensors_file import Stored
 from adapters.torch_device import attention
 from adapters.torch_device.attention import NAME, DeviceGroup, KvPool, LayerKv, PagedBatch, attending
 from adapters.torch_device.failures import classify_torch_failure
-from adapters.torch_device.model import BLOCK_TOKENS, shapes_for
-from adapters.torch_device.plan import ForwardPlan, Indices, plan_forward
+from adapters.torch_device.plan import BLOCK_TOKENS, ForwardPlan, Indices, plan_forward, shapes_for
 from adapters.torch_device.runner import on_device
 from device_profiles.units import MS_PER_S
 from device_profiles.workload import ModelSpec

@@ -35,7 +35,7 @@ from adapters.kv_blocks import BlockPool
 from adapters.pooled import Bytes, PooledModel, describe_capabilities
 from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.lora import LoraRows
-from adapters.torch_device.plan import TILE_ROWS, ForwardPlan, Shapes, plan_forward
+from adapters.torch_device.plan import BLOCK_TOKENS, ForwardPlan, Shapes, plan_forward
 from adapters.torch_device.runner import ForwardRunner
 from adapters.torch_device.split import split_decoder
 from device_profiles.profile import Exactness
@@ -44,46 +44,11 @@ from device_profiles.workload import ModelSpec
 if TYPE_CHECKING:
     from adapters.torch_device.head import HiddenStates, TorchHead
 
-# Prefixes are shared by whole blocks (ADR 0013). It divides the 512 below.
-BLOCK_TOKENS = 32
 DTYPES: dict[Precision, Any] = {
     Precision.FP32: torch.float32,
     Precision.BF16: torch.bfloat16,
     Precision.FP16: torch.float16,
 }
-# ADR 0015: one cuBLAS kernel, as fast for few rows as their weights are read.
-_CUDA_TILE_ROWS = 64
-# ADR 0015: the flash kernel works through keys by 512. By 32 to 128 one row in a few hundred differs.
-_KEY_BLOCKS = 512 // BLOCK_TOKENS
-_MOST_QUERIES = 63
-"""With AMX, torch's attention in bf16 takes another kernel from 64 query rows on, where threads have enough of it. ADR
-0015."""
-_FREE = 1 << 20  # no bound
-
-
-def shapes_for(device_type: str, exactness: Exactness, fixed_width: int = 0, heads_per_key: int = 1) -> Shapes:
-    """Return the shapes of forwards. On the CPU, products of two rows or more are one numerical class. So is attention
-    of four query rows or more over whole blocks of 512 keys. On CUDA a kernel is chosen by its shape.
-
-    With `fixed_width` every product has that many rows, and every attention tile equally many. `heads_per_key`: how
-    many query heads share a key head, and so are rows of one product.
-    """
-    bit = exactness is Exactness.BIT
-    if device_type == "cuda":
-        tile = fixed_width or (_CUDA_TILE_ROWS if bit else 0)
-        return Shapes(tile or 8, tile or 8, TILE_ROWS, TILE_ROWS, key_blocks=1, product_tile=tile)
-    if fixed_width:
-        tile = _attention_tile(fixed_width, heads_per_key)
-        return Shapes(fixed_width, fixed_width, tile, tile, _KEY_BLOCKS, product_tile=fixed_width)
-    if bit:
-        return Shapes(rows=1, least_rows=2, tile=4, most_tile=_FREE, key_blocks=_KEY_BLOCKS)
-    return Shapes(rows=1, least_rows=1, tile=1, most_tile=_FREE, key_blocks=1)
-
-
-def _attention_tile(width: int, heads_per_key: int) -> int:
-    """Return the largest power of two of rows that attention takes one kernel for: at most `width`, at least one."""
-    most = max(1, min(width, _MOST_QUERIES // heads_per_key))
-    return 1 << (most.bit_length() - 1)
 
 
 def count_token_bytes(spec: DecoderSpec, activations: Precision, ranks: int) -> int:

@@ -26,8 +26,8 @@ from adapters.torch_device import attention
 from adapters.torch_device.attention import NAME, KvPool, LayerKv
 from adapters.torch_device.flex import choose_kernel
 from adapters.torch_device.lora import LoraRows, place_loras
-from adapters.torch_device.model import BLOCK_TOKENS, DTYPES, shapes_for
-from adapters.torch_device.plan import Shapes, list_decode_sizes
+from adapters.torch_device.model import DTYPES
+from adapters.torch_device.plan import BLOCK_TOKENS, Shapes, list_decode_sizes, shapes_for
 from adapters.torch_device.products import Products
 from adapters.torch_device.rank_group import RankGroup, join_ranks
 from adapters.torch_device.rank_link import RankPlace

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from adapters.contract import Segment
 from adapters.kv_blocks import BlockPool
+from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
 
 Indices = NDArray[np.int64]
@@ -29,6 +30,16 @@ MOST_WANTED = 256
 # Tiles of graphs: never one, for which compilers make a kernel of its own. Not tuned: a tile that is nobody's copies 16
 # rows of each layer's queries.
 TILE_STEPS = (2, 8, 32, 128)
+# Prefixes are shared by whole blocks (ADR 0013). It divides the 512 below.
+BLOCK_TOKENS = 32
+# ADR 0015: one cuBLAS kernel, as fast for few rows as their weights are read.
+_CUDA_TILE_ROWS = 64
+# ADR 0015: the flash kernel works through keys by 512. By 32 to 128 one row in a few hundred differs.
+_KEY_BLOCKS = 512 // BLOCK_TOKENS
+_MOST_QUERIES = 63
+"""With AMX, torch's attention in bf16 takes another kernel from 64 query rows on, where threads have enough of it. ADR
+0015."""
+_FREE = 1 << 20  # no bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,31 @@ class Shapes:
         """Return (number of tiles, rows of each) for `count` rows of one sequence."""
         tile = min(ceil_div(count, self.tile) * self.tile, self.most_tile)
         return ceil_div(count, tile), tile
+
+
+def shapes_for(device_type: str, exactness: Exactness, fixed_width: int = 0, heads_per_key: int = 1) -> Shapes:
+    """Return the shapes of forwards. On the CPU, products of two rows or more are one numerical class. So is attention
+    of four query rows or more over whole blocks of 512 keys. On CUDA a kernel is chosen by its shape.
+
+    With `fixed_width` every product has that many rows, and every attention tile equally many. `heads_per_key`: how
+    many query heads share a key head, and so are rows of one product.
+    """
+    bit = exactness is Exactness.BIT
+    if device_type == "cuda":
+        tile = fixed_width or (_CUDA_TILE_ROWS if bit else 0)
+        return Shapes(tile or 8, tile or 8, TILE_ROWS, TILE_ROWS, key_blocks=1, product_tile=tile)
+    if fixed_width:
+        tile = _attention_tile(fixed_width, heads_per_key)
+        return Shapes(fixed_width, fixed_width, tile, tile, _KEY_BLOCKS, product_tile=fixed_width)
+    if bit:
+        return Shapes(rows=1, least_rows=2, tile=4, most_tile=_FREE, key_blocks=_KEY_BLOCKS)
+    return Shapes(rows=1, least_rows=1, tile=1, most_tile=_FREE, key_blocks=1)
+
+
+def _attention_tile(width: int, heads_per_key: int) -> int:
+    """Return the largest power of two of rows that attention takes one kernel for: at most `width`, at least one."""
+    most = max(1, min(width, _MOST_QUERIES // heads_per_key))
+    return 1 << (most.bit_length() - 1)
 
 
 @dataclass(frozen=True, slots=True)

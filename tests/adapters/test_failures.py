@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from adapters.contract import DeviceLost, MemoryCorrupt, NoKernel, OutOfMemory, Overheated, RuntimeFailed
+from adapters.cpuinfo import ISA_CAPS
 from adapters.failures import classify_failure
-from adapters.hardware import ISA_CAPS, processor
+from adapters.hardware import processor
 from tests.support import engines
 
 

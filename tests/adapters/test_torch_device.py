@@ -32,7 +32,7 @@ from adapters.hardware import processor
 from adapters.hf_directory import open_weights
 from adapters.source_meter import SourceMeter
 from adapters.torch_device.failures import classify_torch_failure
-from adapters.torch_device.model import shapes_for
+from adapters.torch_device.plan import shapes_for
 from adapters.torch_device.products import EightBitLinear, FourBitLinear, PackedLinear, PlainLinear, TiledLinear, packs
 from adapters.torch_device.quantize import QuantizedTorchWeights
 from adapters.torch_device.weights import Affine, read_decoder, read_prepared_tensors, write_weights

@@ -28,7 +28,6 @@ from adapters.kv_blocks import BlockPool
 from adapters.torch_device import any_decoder, attention, runner
 from adapters.torch_device.attention import MASKED, KvPool, LayerKv
 from adapters.torch_device.flex import FAR, PageTables, attend_pages, choose_kernel
-from adapters.torch_device.model import shapes_for
 from adapters.torch_device.parts import build
 from adapters.torch_device.plan import (
     LADDER,
@@ -41,6 +40,7 @@ from adapters.torch_device.plan import (
     make_blank_inputs,
     pad_inputs,
     plan_forward,
+    shapes_for,
     size_of,
     size_of_graph,
 )

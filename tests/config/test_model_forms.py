@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters import hardware, registry
+from adapters import cpuinfo, registry
 from adapters.contract import AdapterUnavailable, ModelRefused, Unsupported
 from adapters.device_check import check_device
 from adapters.llama_cpp.fork import ForkLibrary
@@ -91,7 +91,7 @@ def test_a_processor_that_the_library_is_not_built_for_is_refused_before_it_is_l
     pytest.importorskip("ik_llama_cpp", reason="it is not installed: pip install 'outrider[llama]'")
     told = tmp_path / "cpuinfo"
     told.write_text("processor : 0\nflags : fpu sse2 avx f16c\n")
-    monkeypatch.setattr(hardware, "_CPUINFO", told)
+    monkeypatch.setattr(cpuinfo, "_CPUINFO", told)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for ask in (ForkLibrary, lambda: check_device("llama_cpp", "CPU")):
         with pytest.raises(AdapterUnavailable, match="is built for processors with avx2, fma, which this one has not"):
