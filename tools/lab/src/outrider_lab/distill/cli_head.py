@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from orchestrator.generating.data import DataError, Shards
-from outrider_lab.distill.cli_train import require_torch
-from outrider_lab.distill.lines import split_held_out
+from outrider_lab.distill.cli_train import read_training_data, require_torch
 from outrider_lab.distill.vocabulary import counts, most_frequent
 
 
@@ -34,11 +32,7 @@ def head(
     from outrider_lab.distill.head import Bounds, Target, begin, train, write_head
 
     console = Console(stderr=True)
-    shards = Shards(data)
-    facts = shards.target()
-    training, kept = split_held_out(shards.texts())
-    if not training or not kept:
-        raise DataError(f"{data}: too little data to train on and to keep some; let `outrider drafts build` write more")
+    facts, training, kept = read_training_data(data)
     target = Target(facts, out.with_name(f"{out.name}-target"))
     chosen = most_frequent(counts(training, facts.vocabulary_size), outputs, facts.end_ids)
     trained = begin(target, facts, chosen, out)

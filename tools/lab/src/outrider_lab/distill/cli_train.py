@@ -60,11 +60,7 @@ def train(
     from outrider_lab.distill.train import CHECKPOINT, Plan, State
 
     console = Console(stderr=True)
-    shards = Shards(data)
-    facts = shards.target()
-    training, kept = split_held_out(shards.texts())
-    if not training or not kept:
-        raise DataError(f"{data}: too little data to train on and to keep some; let `outrider drafts build` write more")
+    facts, training, kept = read_training_data(data)
     if (out / CHECKPOINT).exists():
         state = State.load(out)
         console.print(f"going on from step {state.step} of {state.plan.steps}; shape and plan are those it began with")
@@ -84,6 +80,16 @@ def train(
     finally:
         state.save(out)
     console.print(f"step {state.step} of {state.plan.steps} is in {out}")
+
+
+def read_training_data(data: Path) -> tuple[TargetFacts, list[Text], dict[str, list[Text]]]:
+    """Return whose texts these are, those to train on, and the held-out ones by category. Raises DataError."""
+    shards = Shards(data)
+    facts = shards.target()
+    training, kept = split_held_out(shards.texts())
+    if not training or not kept:
+        raise DataError(f"{data}: too little data to train on and to keep some; let `outrider drafts build` write more")
+    return facts, training, kept
 
 
 def require_torch() -> Any:
