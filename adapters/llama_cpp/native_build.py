@@ -23,7 +23,7 @@ from adapters.libllama import DISTRIBUTION, find_build_directory
 
 RELEASE: Final = "0.1.5"
 _SOURCE_SHA256: Final = "33c67eb99e4dcab5e611050433243815709b8b3067753f9ce18375013cf002ad"
-_SOURCES: Final = "vendor/ik_llama.cpp"
+_SOURCES: Final = f"ik_llama_cpp_python-{RELEASE}/vendor/ik_llama.cpp"
 _LIBRARIES: Final = ("src/libllama.so", "ggml/src/libggml.so")
 _OFF: Final = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER", "GGML_IQK_FA_ALL_QUANTS")
 """What is not needed: the last one is attention over KV caches in 4 bits, half of what there is to compile."""
@@ -91,7 +91,7 @@ def build(source: Path | None, jobs: int, tell: Callable[[str], object]) -> Path
         archive = source or _download(directory, tell)
         tell(f"unpack {archive.name}")
         _unpack(archive, directory)
-        sources = directory / archive.name.removesuffix(".tar.gz") / _SOURCES
+        sources = directory / _SOURCES
         edit_sources(sources)
         made = directory / "made"
         options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON"]
