@@ -381,8 +381,9 @@ def draft_line(draft: dict[str, Any], answer: dict[str, Any]) -> str:
     line = f"{_phase(draft)}; {draft['worker'] or 'no process yet'}, {draft['restarts']} restarts"
     if len(answer["replicas"]) > 1:
         named = {replica["name"]: f"replica {replica['engine']}" for replica in answer["replicas"]}
-        away = (" (not connected)" * (name not in draft["connected"]) for name in draft["targets"])
-        whom = [named.get(name, name) + note for name, note in zip(draft["targets"], away, strict=True)]
+        places = list(named)  # workers are matched as they come up, people read by number
+        targets = sorted(draft["targets"], key=lambda name: places.index(name) if name in named else len(places))
+        whom = [named.get(name, name) + " (not connected)" * (name not in draft["connected"]) for name in targets]
         line += f"; for {', '.join(whom) or 'nobody'}"
     if draft["load"]:
         line += f"; busy {draft['load']['busy']:.0%}"

@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from orchestrator.cli.status import draft_line
 from tests.daemon.test_drafts import drafts, read_counters
 from tests.daemon.test_life import collect
 from tests.support import tiny_models
@@ -213,6 +214,13 @@ def test_it_drafts_ahead_where_its_cores_are_not_the_targets(tmp_path: Path):
         until(all_known)
         states = daemon.status()["gauges"]["drafters"]
         assert [one["remote"]["runs_ahead"] for one in states] == [True, False, False]
+
+
+def test_replicas_of_a_draft_are_listed_by_number_whichever_came_up_first():
+    draft = {"phase": "ready", "detail": "", "worker": "draft-0", "restarts": 0, "load": None, "ready": None}
+    draft |= {"targets": ["target-10", "target-2", "target-0"], "connected": ["target-10", "target-0"]}
+    answer = {"replicas": [{"name": f"target-{number}", "engine": str(number)} for number in range(11)]}
+    assert draft_line(draft, answer).endswith("for replica 0, replica 2 (not connected), replica 10")
 
 
 def test_a_connected_draft_is_said_to_work_before_the_first_request(tmp_path: Path, outrider):
