@@ -1,8 +1,9 @@
-"""ik_llama.cpp built on this machine, for its processor, and with the same bits for one row as for several.
+"""ik_llama.cpp built on this machine, for its processor: kernels of ours, and the bits of one row as of several.
 
 The wheel is built for AVX2, and its kernels add up a single row in another order than rows of several, so that `bit`
 pads each row that stands alone to two (docs/adr/0145-kernels-built-here.md). Here the source distribution of the same
 release is built by CMake. Where several rows and one had loops of their own, those of several are taken for all.
+K-quants of 4 to 6 bits get products of 512 bits (docs/adr/0150-sixteen-rows-of-weights.md).
 """
 
 from __future__ import annotations
@@ -40,14 +41,50 @@ class Edit(NamedTuple):
     times: int
 
 
+_KQUANTS: Final = "ggml/src/iqk/iqk_gemm_kquants.cpp"
+_QUANTIZE: Final = "ggml/src/iqk/iqk_quantize.cpp"
+_BITS: Final = (4, 5, 6)
 EDITS: Final = (
+    # Products with repacked K-quants, and attention: of one row they were another sum, or one over other pieces.
     Edit(
-        *("ggml/src/iqk/iqk_gemm_kquants.cpp", "static void mul_mat_q2_k_r4_q8_k(", "> void set_functions("),
+        *(_KQUANTS, "static void mul_mat_q2_k_r4_q8_k(", "> void set_functions("),
         *("if constexpr (nrc_y == 1)", "if constexpr (false)", 13),
     ),
     Edit("ggml/src/iqk/iqk_flash_attn.cpp", "int first_k = 0", "return true;\n}\n\n#else", " neq1 == 1 ", " false ", 3),
+    # Matrices of K-quants are arranged by sixteen rows, and multiplied so.
+    Edit(
+        *(_KQUANTS, "static void mul_mat_q6_k_r4_q8_k(", "> void set_functions("),
+        *("template <typename Dequantizer", '#include "mul_mat_16_rows.h"\n\ntemplate <typename Dequantizer', 1),
+    ),
+    *(
+        Edit(
+            *(_KQUANTS, "bool iqk_set_kernels_kquants(", "bool iqk_convert_kquants_q8X_r8("),
+            *(f"mul_mat_q{bits}_k_r4_q8_k, kernels", f"mul_mat_q{bits}_k_16_rows, kernels", 1),
+        )
+        for bits in _BITS
+    ),
+    Edit(
+        *(_QUANTIZE, "bool iqk_modify_tensor(", "(ggml_type type) {\n    static"),
+        *("const Repack * get_repack_info", '#include "repack_16_rows.h"\n\nconst Repack * get_repack_info', 1),
+    ),
+    *(
+        Edit(
+            *(_QUANTIZE, "const std::unordered_map<ggml_type, Repack> k_map", "GGML_TYPE_Q4_0_R8"),
+            f"  4,  (Repack::repack_func)repack_q{bits}_k}}",
+            f"ROWS_TOGETHER, (Repack::repack_func)REPACK_ROWS(block_q{bits}_K, block_q{bits}_k_r4, repack_q{bits}_k)}}",
+            1,
+        )
+        for bits in _BITS
+    ),
+    Edit(
+        *("ggml/src/iqk/iqk_mul_mat.cpp", "static inline int num_rows(", "#else", "switch (type) {"),
+        " || ".join(f"type == GGML_TYPE_Q{bits}_K_R4" for bits in _BITS).join(
+            ("if (", ") return 16;\n        switch (type) {")
+        ),
+        1,
+    ),
 )
-"""Products with repacked K-quants, and attention: of one row they were another sum, or one over other pieces."""
+_KERNELS: Final = Path(__file__).parent / "kernels"
 
 
 def edit_sources(directory: Path, edits: tuple[Edit, ...] = EDITS) -> None:
@@ -61,6 +98,8 @@ def edit_sources(directory: Path, edits: tuple[Edit, ...] = EDITS) -> None:
                 f"{edit.file} of {DISTRIBUTION} {RELEASE} is not as it was known: nothing was built"
             )
         path.write_text(head + begin + part.replace(edit.old, edit.new) + end + tail, encoding="utf-8")
+    for header in _KERNELS.glob("*.h"):
+        shutil.copy2(header, directory / "ggml/src/iqk")
 
 
 def find_tools() -> tuple[str, str]:
@@ -101,11 +140,22 @@ def build(source: Path | None, jobs: int, tell: Callable[[str], object]) -> Path
         _run([cmake, "-S", str(sources), "-B", str(made), *options], "cmake finds no way to build it", tell)
         tell(f"compile with {jobs} jobs: some minutes")
         _run([cmake, "--build", str(made), "--target", "llama", "--parallel", str(jobs)], "it does not compile", tell)
+        tell("check its products")
+        _check_products(compiler, sources, made)
         for name in reversed(_LIBRARIES):  # libllama.so last: where it is, all is
             kept = target / Path(name).name
             shutil.copy2(made / name, kept.with_suffix(".new"))
             os.replace(kept.with_suffix(".new"), kept)
     return target / Path(_LIBRARIES[0]).name
+
+
+def _check_products(compiler: str, sources: Path, made: Path) -> None:
+    program, library = made / "check_kernels", made / _LIBRARIES[1]
+    command = [compiler, "-O2", f"-I{sources / 'ggml/include'}", str(_KERNELS / "check_kernels.cpp"), str(library)]
+    _run(
+        [*command, f"-Wl,-rpath,{library.parent}", "-o", str(program)], "its products cannot be checked", lambda _: None
+    )
+    _run([str(program)], "what was built does not multiply as it should", lambda _: None)
 
 
 def _download(directory: Path, tell: Callable[[str], object]) -> Path:

@@ -27,21 +27,37 @@ def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_sources(directory: Path, missing: int = 0) -> None:
-    for edit in EDITS:
-        path = directory / edit.file
+    """Write files that have what is edited, once more before it, and once more behind it."""
+    for file in {edit.file for edit in EDITS}:
+        text = ""
+        for begin, end in {(edit.begin, edit.end): None for edit in EDITS if edit.file == file}:
+            edits = [edit for edit in EDITS if (edit.file, edit.begin, edit.end) == (file, begin, end)]
+            around = "".join(f"{edit.old} outside\n" for edit in edits)
+            body = "".join(f"{edit.old} {{ {n} }}\n" for edit in edits for n in range(edit.times - missing))
+            text += f"{around}{begin}\n{body}{end}\n{around}"
+        path = directory / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        body = "\n".join(f"{edit.old} {{ {number} }}" for number in range(edit.times - missing))
-        path.write_text(f"{edit.old} before\n{edit.begin}\n{body}\n{edit.end}\n{edit.old} behind\n")
+        path.write_text(text)
 
 
-def test_the_loops_of_a_single_row_go_and_nothing_else(tmp_path):
+def test_what_is_edited_changes_and_nothing_else(tmp_path):
+    write_sources(tmp_path / "before")
+    write_sources(tmp_path / "after")
+    edit_sources(tmp_path / "after")
+    for file in {edit.file for edit in EDITS}:
+        before, after = ((tmp_path / place / file).read_text() for place in ("before", "after"))
+        for edit in (edit for edit in EDITS if edit.file == file):
+            assert after.count(f"{edit.old} outside") == before.count(f"{edit.old} outside")
+            assert after.count(f"{edit.new} {{") == edit.times
+
+
+def test_a_header_lies_beside_each_file_that_reads_it(tmp_path):
     write_sources(tmp_path)
     edit_sources(tmp_path)
-    for edit in EDITS:
-        before, *body, behind = (tmp_path / edit.file).read_text().split(edit.old)
-        assert (before, behind) == ("", " behind\n")
-        assert len(body) == 1, "those of other functions stay"
-        assert body[0].count(edit.new) == edit.times
+    named = [line.split('"')[1] for edit in EDITS for line in edit.new.splitlines() if line.startswith("#include")]
+    assert len(named) == 2
+    for name in named:
+        assert (tmp_path / "ggml/src/iqk" / name).read_text()
 
 
 def test_sources_of_another_release_are_refused_before_anything_is_compiled(tmp_path):
