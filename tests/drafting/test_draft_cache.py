@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,20 +44,39 @@ def read_cache(model: ToyModel, slot: int, count: int) -> np.ndarray:
 
 
 def fresh(known: DraftSequence) -> np.ndarray:
-    """The same, computed at once: the prompt, and behind it rows of their own class where they are."""
-    model = toy(rows=4096)
-    split = known.prompt if known.apart else known.held
-    for start, end in ((0, min(split, known.held)), (split, known.held)):
+    """The same, computed at once: what it reads of the prompt, and behind it rows of their own class where they are."""
+    model, begin = toy(rows=4096), known.skipped
+    split = max(known.prompt if known.apart else known.held, begin)
+    for start, end in ((begin, min(split, known.held)), (split, known.held)):
         if start < end:
-            model.forward([Segment(0, start, known.tokens[start:end], (0, 0), apart=start > 0 and known.apart)])
-    return read_cache(model, 0, known.held)
+            apart = known.apart and start >= known.prompt
+            model.forward([Segment(0, start - begin, known.tokens[start:end], (0, 0), apart=apart)])
+    return read_cache(model, 0, known.held - begin)
 
 
-@given(steps, st.sampled_from([4, 12, 400]), st.sampled_from([1, 2, 8]), st.integers(0, 3))
+class WindowedDrafter(ModelDrafter):
+    """A draft model that reads no more than so many tokens of a text."""
+
+    window = sys.maxsize
+
+    def _choose_windows(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            if ask.key in self._known:
+                self._known[ask.key].window = self.window
+
+
+@given(
+    steps,
+    st.sampled_from([4, 12, 400]),
+    st.sampled_from([1, 2, 8]),
+    st.integers(0, 3),
+    st.sampled_from([3, 17, sys.maxsize]),
+)
 @settings(max_examples=120)
-def test_the_cache_is_always_that_of_a_fresh_computation(steps, blocks, slots, agreed):
+def test_the_cache_is_always_that_of_a_fresh_computation(steps, blocks, slots, agreed, window):
     model = toy(kv_blocks=blocks, slots=slots, rows=24)
-    drafter = ModelDrafter(model, DrafterState("m", "model"), SystemClock(), vocabulary=272, prefill_ms=1.0)
+    drafter = WindowedDrafter(model, DrafterState("m", "model"), SystemClock(), vocabulary=272, prefill_ms=1.0)
+    drafter.window = window
     held: dict[str, list[int]] = {}
     for number, (kind, what, more) in enumerate(steps):
         if kind == "begin":
@@ -78,7 +100,7 @@ def test_the_cache_is_always_that_of_a_fresh_computation(steps, blocks, slots, a
             assert known.tokens == held[key]
             assert known.held <= len(known.tokens)
             if known.slot >= 0:
-                assert np.array_equal(read_cache(model, known.slot, known.held), fresh(known))
+                assert np.array_equal(read_cache(model, known.slot, known.held - known.skipped), fresh(known))
     for key in KEYS:
         drafter.end(key, keep=False)
     assert drafter.states()[0].state == "ok"
@@ -107,3 +129,25 @@ def test_what_is_drafted_depends_on_the_tokens_alone(steps):
                 verdict = [*draft.tokens[: number % 5], 5]
                 held[key] += verdict
                 drafter.extend(key, verdict)
+
+
+def test_of_a_long_text_the_end_is_read(monkeypatch):
+    model = toy(rows=4096)
+    drafter = ModelDrafter(model, DrafterState("m", "model"), SystemClock(), vocabulary=272, prefill_ms=1e6)
+    drafter.measure()
+    forward, rows = model.forward, []
+
+    def count_rows(segments: list[Segment]):
+        rows.append([(segment.start, len(segment.tokens)) for segment in segments])
+        return forward(segments)
+
+    monkeypatch.setattr(model, "forward", count_rows)
+    text = [1 + at % 200 for at in range(1000)]
+    drafter.begin("x", text, Sampling())
+    (draft,) = drafter.propose([Ask("x", 1)])
+    assert len(draft.tokens) == 1
+    (((start, read),),) = rows
+    assert (start, 64 <= read < 200) == (0, True)
+    drafter.extend("x", [9, 9])
+    drafter.propose([Ask("x", 1)])
+    assert rows[-1] == [(read, 2)], "it goes on behind what it read"

@@ -2,10 +2,14 @@
 
 Nothing is copied to roll back: what the slot holds behind `held` is overwritten by the next forward. Where the model
 has fewer slots or blocks than there are sequences, those that were asked for least recently give theirs up.
+
+Of a long text only the end is read, as if the text began there: drafts of it are nearly as often right (ADR 0151), and
+nothing of the output depends on them.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,8 +35,9 @@ verdict on 64 predicted tokens leaves as many and two more."""
 class DraftSequence:
     """One sequence, as the draft model knows it.
 
-    The slot holds the first `held` of `tokens` and, where that is all of them, the `guessed` tokens behind. `fixed`
-    leading positions are shared and cannot be rolled back. Rows behind `prompt` are of a class of their own where
+    The slot holds the first `held` of `tokens`, less the first `skipped`, and the `guessed` tokens behind where that is
+    all of them. What is before `fixed` is shared and cannot be rolled back. Of what is to be read the last `window`
+    tokens suffice. Rows behind `prompt` are of a class of their own where
     `apart` (see adapters.contract.Capabilities.apart_tokens). `counts` are the generated tokens, for penalties.
     `source`: the slot of the target that a head reads of it (adapters.contract.LoadedHead).
     """
@@ -48,6 +53,8 @@ class DraftSequence:
     held: int = 0
     fixed: int = 0
     guessed: list[int] = field(default_factory=list)
+    window: int = sys.maxsize
+    skipped: int = 0
     asked_round: int = 0
     source: int = NO_SLOT
 
@@ -73,7 +80,12 @@ class DraftSequence:
     @property
     def missing(self) -> int:
         """Tokens that have to be fed before the next can be drafted: the last one at least, for its logits."""
-        return len(self.tokens) - min(self.held, len(self.tokens) - 1)
+        return min(len(self.tokens) - min(self.held, len(self.tokens) - 1), self.window)
+
+    @property
+    def positions(self) -> int:
+        """Those of its slot that its text takes, once that is read."""
+        return len(self.tokens) - self.skipped if self.slot != NO_SLOT else min(len(self.tokens), self.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +103,8 @@ class _Feed:
     def segment(self) -> Segment:
         known = self.known
         rows = (len(self.tokens) - 1, len(self.tokens)) if self.wanted else (0, 0)
-        return Segment(known.slot, self.start, self.tokens, rows, known.apart and self.start >= known.prompt)
+        position = self.start - known.skipped
+        return Segment(known.slot, position, self.tokens, rows, known.apart and self.start >= known.prompt)
 
 
 class DraftCache:
@@ -169,7 +182,7 @@ class DraftCache:
         self._free.append(known.slot)
         self._seated.remove(known)
         known.slot = NO_SLOT
-        known.held = known.fixed = 0
+        known.held = known.fixed = known.skipped = 0
         known.guessed = []
 
     def take_over(self, known: DraftSequence, before: DraftSequence) -> None:
@@ -184,6 +197,7 @@ class DraftCache:
             known.prompt, known.apart = before.prompt, before.apart
         self._seated[self._seated.index(before)] = known
         known.slot, known.held, known.fixed, known.asked_round = before.slot, held, before.fixed, before.asked_round
+        known.skipped = before.skipped
         before.slot = NO_SLOT
 
     def fork(self, known: DraftSequence, source: DraftSequence) -> bool:
@@ -195,18 +209,15 @@ class DraftCache:
         held = min(count_common_prefix(fed, known.tokens), len(known.tokens) - 1)
         if held < source.held - 1 or held == 0:
             return False
-        kept = min(source.held, len(source.tokens) - 1, held)
+        skipped = source.skipped
+        kept = min(source.held, len(source.tokens) - 1, held) - skipped
         try:
-            self._forks.fork(self._free[-1], source.slot, held, kept)
+            self._forks.fork(self._free[-1], source.slot, held - skipped, kept)
         except CapacityError:
             return False
         size = self._model.capabilities.block_tokens
-        known.slot, known.held, known.fixed, known.asked_round = (
-            self._free.pop(),
-            held,
-            kept // size * size,
-            self._rounds,
-        )
+        known.slot, known.held, known.skipped, known.asked_round = self._free.pop(), held, skipped, self._rounds
+        known.fixed = skipped + kept // size * size
         source.fixed = max(source.fixed, known.fixed)
         self._seated.append(known)
         return True
@@ -216,13 +227,19 @@ class DraftCache:
         if known.slot != NO_SLOT:
             known.guessed = []
             known.held = min(known.held, len(known.tokens) - 1)
-            return True
+            if len(known.tokens) - known.held <= known.window:
+                return True
+            self.drop(known)
         if not self._free and not self._evict(()):
             return False
         known.slot = self._free.pop()
         self._seated.append(known)
         limit = known.prompt if known.apart else len(known.tokens)
         known.held = known.fixed = self._model.attach(known.slot, known.tokens[:limit])
+        if len(known.tokens) - known.held > known.window:
+            self._model.release(known.slot)
+            self._model.attach(known.slot, ())
+            known.held = known.fixed = known.skipped = len(known.tokens) - known.window
         return True
 
     def _evict(self, kept: Iterable[DraftSequence]) -> bool:
@@ -238,7 +255,7 @@ class DraftCache:
         computed again."""
         size = self._model.capabilities.block_tokens
         whole = min(known.held, known.prompt, len(known.tokens) - 1) // size * size
-        if whole > known.fixed:
+        if whole > known.fixed and not known.skipped:
             self._model.share(known.slot, known.tokens[:whole])
             known.fixed = whole
 

@@ -115,9 +115,8 @@ class DraftGate:
         kept: list[Ask] = []
         rows_ms = sum(ask.row_ms for _, ask, _ in candidates if not ask.free)
         for reading_ms, ask, known in candidates:
-            done = len(known.tokens) - known.prompt
             cost = DraftCost(round_ms, step_ms, reading_ms, sequences, rows_ms)
-            if not reads(worth, cost, max(self._usual_tokens - done, done)):
+            if not reads(worth, cost, self.estimate_left(known)):
                 break
             worth = replace(worth, account=spend(worth.account, reading_ms / round_ms))
             tried = worth.rounds < TRIAL_ROUNDS
@@ -125,6 +124,11 @@ class DraftGate:
         if kept:
             self._open[rule] = _GatedRound(round_ms, sequences, kind[1])
         return kept
+
+    def estimate_left(self, known: DraftSequence) -> float:
+        """Return how many tokens are expected to come behind a sequence's."""
+        done = len(known.tokens) - known.prompt
+        return max(self._usual_tokens - done, done)
 
     def _worth(self, kind: _Kind) -> GateState:
         """Return what is known of drafts of a kind, with what is saved for all."""

@@ -24,3 +24,6 @@ class HeadDrafter(ModelDrafter):
             if (known := self._known.get(ask.key)) is not None:
                 known.source = ask.slot
         return [ask for ask in asks if ask.slot != NO_SLOT]
+
+    def _choose_windows(self, asks: Sequence[Ask]) -> None:
+        """A head reads all: what it reads is the target's, by positions of the whole text."""
