@@ -43,7 +43,13 @@ class Edit(NamedTuple):
 
 _KQUANTS: Final = "ggml/src/iqk/iqk_gemm_kquants.cpp"
 _QUANTIZE: Final = "ggml/src/iqk/iqk_quantize.cpp"
+_LEGACY: Final = "ggml/src/iqk/iqk_gemm_legacy_quants.cpp"
 _BITS: Final = (4, 5, 6)
+_REPACKED: Final = (
+    *((f"q{bits}_k", f"block_q{bits}_K", f"block_q{bits}_k_r4", 4, "QK_K") for bits in _BITS),
+    ("q4_0", "block_q4_0", "block_iq4_nl_r8", 8, "QK4_0"),
+)
+"""What is arranged so: the types of rows and blocks, and how many rows and values a block has."""
 EDITS: Final = (
     # Products with repacked K-quants, and attention: of one row they were another sum, or one over other pieces.
     Edit(
@@ -51,7 +57,7 @@ EDITS: Final = (
         *("if constexpr (nrc_y == 1)", "if constexpr (false)", 13),
     ),
     Edit("ggml/src/iqk/iqk_flash_attn.cpp", "int first_k = 0", "return true;\n}\n\n#else", " neq1 == 1 ", " false ", 3),
-    # Matrices of K-quants are arranged by sixteen rows, and multiplied so.
+    # Matrices are arranged by sixteen rows, and multiplied so.
     Edit(
         *(_KQUANTS, "static void mul_mat_q6_k_r4_q8_k(", "> void set_functions("),
         *("template <typename Dequantizer", '#include "mul_mat_16_rows.h"\n\ntemplate <typename Dequantizer', 1),
@@ -64,17 +70,30 @@ EDITS: Final = (
         for bits in _BITS
     ),
     Edit(
+        *(_LEGACY, "static void mul_mat_q8_1_r8_q8_2(", "> void set_functions("),
+        *(
+            "template <typename Dequantizer",
+            '#include "mul_mat_16_rows_of_q4_0.h"\n\ntemplate <typename Dequantizer',
+            1,
+        ),
+    ),
+    Edit(
+        *(_LEGACY, "case GGML_TYPE_Q4_0_R8:", "case GGML_TYPE_Q5_0_R4:"),
+        *("mul_mat_q4_0_r8_q8_2", "mul_mat_q4_0_16_rows", 2),
+    ),
+    Edit(
         *(_QUANTIZE, "bool iqk_modify_tensor(", "(ggml_type type) {\n    static"),
         *("const Repack * get_repack_info", '#include "repack_16_rows.h"\n\nconst Repack * get_repack_info', 1),
     ),
     *(
         Edit(
-            *(_QUANTIZE, "const std::unordered_map<ggml_type, Repack> k_map", "GGML_TYPE_Q4_0_R8"),
-            f"  4,  (Repack::repack_func)repack_q{bits}_k}}",
-            f"ROWS_TOGETHER, (Repack::repack_func)REPACK_ROWS(block_q{bits}_K, block_q{bits}_k_r4, repack_q{bits}_k)}}",
+            *(_QUANTIZE, "const std::unordered_map<ggml_type, Repack> k_map", "GGML_TYPE_Q5_0_R4"),
+            f"  {rows},  (Repack::repack_func)repack_{kind}}}",
+            f"  ROWS_TOGETHER({rows}),  "
+            f"(Repack::repack_func)REPACK_ROWS({row}, {block}, repack_{kind}, {rows}, {values})}}",
             1,
         )
-        for bits in _BITS
+        for kind, row, block, rows, values in _REPACKED
     ),
     Edit(
         *("ggml/src/iqk/iqk_mul_mat.cpp", "static inline int num_rows(", "#else", "switch (type) {"),

@@ -64,7 +64,7 @@ static bool check(ggml_type type) {
 
 int main() {
     ggml_free(ggml_init({1u << 20, nullptr, false})); // tables of the library are made with the first
-    for (auto type : {GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
+    for (auto type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
         if (!check(type)) return 1;
     }
     return 0;

@@ -3,21 +3,7 @@
 // however many there are. Included by iqk_gemm_kquants.cpp, whose types it uses.
 #ifdef HAVE_FANCY_SIMD
 
-// Sixteen rows as repack_16_rows left them: four groups of four interleaved rows, whose blocks take turns.
-template <typename Block> struct SixteenRows {
-    const Block * group[4];
-
-    SixteenRows(const void * vx, size_t bx, int ix) {
-        for (int k = 0; k < 4; ++k) group[k] = (const Block *)((const char *)vx + ix*bx) + k;
-    }
-    inline const Block & block(int k, int ibl) const { return group[k][4*ibl]; }
-    // Memory is asked for what comes next: on an EPYC of family 26 half as far, or as far again, took 5 % longer.
-    inline void prefetch(int ibl) const {
-        constexpr size_t ahead = 4096;
-        auto next = (const char *)(group[0] + 4*ibl) + ahead;
-        for (size_t at = 0; at < 4*sizeof(Block); at += 64) _mm_prefetch(next + at, _MM_HINT_T0);
-    }
-};
+#include "sixteen_rows.h"
 
 // Of four times 64 bytes, x[k] those of a group, y[j] gets the j-th 16 bytes of all.
 inline void transpose_lanes(const __m512i * x, __m512i * y) {
@@ -41,16 +27,6 @@ inline void transpose_scales(const __m256i * x, __m128i * y) {
     }
 }
 
-typedef int32_t __attribute__((may_alias, aligned(1))) FourBytes;
-
-inline __m512i dot_16x16(const __m512i * qx, const int8_t * y, __m512i sum) {
-    auto v = (const FourBytes *)y;
-    sum = _mm512_dpbusd_epi32(sum, qx[0], _mm512_set1_epi32(v[0]));
-    sum = _mm512_dpbusd_epi32(sum, qx[1], _mm512_set1_epi32(v[1]));
-    sum = _mm512_dpbusd_epi32(sum, qx[2], _mm512_set1_epi32(v[2]));
-    return _mm512_dpbusd_epi32(sum, qx[3], _mm512_set1_epi32(v[3]));
-}
-
 // Q4_K, and Q5_K, which has a fifth bit besides.
 template <typename Block, int nrc_y>
 static void mul_mat_q45_k_16_rows(int n, const void * vx, size_t bx, const DataInfo& info, int nrc_x) {
@@ -64,7 +40,7 @@ static void mul_mat_q45_k_16_rows(int n, const void * vx, size_t bx, const DataI
     __m512i isum[nrc_y], qx[8], lanes[4];
     __m128i scales[8], mins[8];
     for (int ix = 0; ix < nrc_x; ix += 16) {
-        const SixteenRows<Block> rows(vx, bx, ix);
+        const SixteenRows<Block, 4> rows(vx, bx, ix);
         for (int iy = 0; iy < nrc_y; ++iy) acc[iy] = _mm512_setzero_ps();
         for (int ibl = 0; ibl < nbl; ++ibl) { // Block of 256
             rows.prefetch(ibl);
@@ -114,7 +90,7 @@ static void mul_mat_q45_k_16_rows(int n, const void * vx, size_t bx, const DataI
                 auto scale = _mm512_cvtepu8_epi32(scales[ib]);
                 for (int iy = 0; iy < nrc_y; ++iy) {
                     auto y = q8.y[iy][ibl].qs + 32*ib;
-                    auto sum = dot_16x16(qx + 4, y + 16, dot_16x16(qx, y, _mm512_setzero_si512()));
+                    auto sum = dot_16_rows<8>(qx, y, _mm512_setzero_si512());
                     isum[iy] = _mm512_add_epi32(isum[iy], _mm512_mullo_epi32(scale, sum));
                 }
             }
@@ -144,7 +120,7 @@ static void mul_mat_q6_k_16_rows(int n, const void * vx, size_t bx, const DataIn
     __m512i isum[nrc_y], qx[4], lanes[4];
     alignas(64) int8_t scales[4][4][16]; // of block 4*l + k those of 16 rows at [k][l]
     for (int ix = 0; ix < nrc_x; ix += 16) {
-        const SixteenRows<block_q6_k_r4> rows(vx, bx, ix);
+        const SixteenRows<block_q6_k_r4, 4> rows(vx, bx, ix);
         for (int iy = 0; iy < nrc_y; ++iy) acc[iy] = _mm512_setzero_ps();
         for (int ibl = 0; ibl < nbl; ++ibl) { // Block of 256
             rows.prefetch(ibl);
@@ -185,7 +161,7 @@ static void mul_mat_q6_k_16_rows(int n, const void * vx, size_t bx, const DataIn
                     qx[3] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(lanes[j+2], 4), m4), _mm512_and_si512(_mm512_srli_epi16(hbits[j], 2), m30));
                     auto scale = scale_of(2*ib+j);
                     for (int iy = 0; iy < nrc_y; ++iy) {
-                        auto sum = dot_16x16(qx, q8.y[iy][ibl].qs + 32*ib + 16*j, _mm512_setzero_si512());
+                        auto sum = dot_16_rows<4>(qx, q8.y[iy][ibl].qs + 32*ib + 16*j, _mm512_setzero_si512());
                         isum[iy] = _mm512_add_epi32(isum[iy], _mm512_mullo_epi32(scale, sum));
                     }
                 }
