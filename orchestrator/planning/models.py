@@ -80,19 +80,18 @@ def model_at_hand(
     name: str,
     base: Path,
     weights: str,
-    store: Path,
+    store: Path | None = None,
     *,
     adapter: str = "",
-    digests: bool = True,
     drafts: bool = False,
 ) -> PlannedModel:
     """Return a model whose files are there, or can be downloaded; `weights` and `adapter` as cluster.yaml has them.
-    `store` remembers digests; without `digests` none is made, which takes a second for each GB. `drafts`: it is a
-    draft, which is taken as small as a copy of its own can be.
+    `store` remembers digests; without one none is made, which takes a second for each GB. `drafts`: it is a draft,
+    which is taken as small as a copy of its own can be.
 
     Raises ModelRefused or DownloadFailed.
     """
-    digest = digest_at_hand(source, base, store, adapter) if digests else ""
+    digest = digest_at_hand(source, base, store, adapter) if store is not None else ""
     if source.startswith(SIMULATED_PREFIX):
         layers = Script.parse(parse_simulated_script(source)).layers
         return PlannedModel(name or "simulated-toy", replace(_TOY, layers=layers), digest=digest)

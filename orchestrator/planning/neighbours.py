@@ -9,7 +9,6 @@ from pathlib import Path
 from device_profiles.device_names import is_same_device
 from device_profiles.units import human_bytes
 from orchestrator.config.drafts import ModelDraft
-from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.planning.estimates import DeviceSource
 from orchestrator.planning.models import PlannedModel, model_at_hand
@@ -44,17 +43,13 @@ def beside_the_plan(config: ClusterConfig, base: Path) -> tuple[ReservedDraft, .
         return ()
     off = ours.method == "off" or not ours.num_speculative_tokens
     drafts = config.canary_drafts or (config.drafts if off else ())
-    store = store_directory(config)
-    return tuple(
-        ReservedDraft(
-            model_at_hand(draft.source, "", base, draft.weights, store, adapter=draft.adapter, drafts=True),
-            draft.adapter,
-            draft.device,
-            int(draft.kv_cache),
-        )
-        for draft in drafts
-        if isinstance(draft, ModelDraft)
-    )
+    return tuple(reserve_draft(draft, base, draft.device) for draft in drafts if isinstance(draft, ModelDraft))
+
+
+def reserve_draft(draft: ModelDraft, base: Path, device: str) -> ReservedDraft:
+    """Return what a draft takes of `device`, by its files' heads. Raises ModelRefused or DownloadFailed."""
+    model = model_at_hand(draft.source, "", base, draft.weights, adapter=draft.adapter, drafts=True)
+    return ReservedDraft(model, draft.adapter, device, int(draft.kv_cache))
 
 
 def sum_reserved_bytes(hardware: MeasuredHardware, beside: Sequence[ReservedDraft], replicas: int) -> int:

@@ -128,14 +128,12 @@ def build_request_from_config(
     DownloadFailed."""
     placement = placement or config.placement
     off = config.speculation.method == "off"
-    model, store = config.model, store_directory(config)
+    model, store = config.model, store_directory(config) if digests else None
 
     def find_model(name: str, section: Target | ModelDraft) -> PlannedModel:
         adapter = "" if section.adapter == AUTO and config.plans_hosts else section.adapter
         drafts = isinstance(section, ModelDraft)
-        planned = model_at_hand(
-            *(section.source, name, base, section.weights, store), adapter=adapter, digests=digests, drafts=drafts
-        )
+        planned = model_at_hand(section.source, name, base, section.weights, store, adapter=adapter, drafts=drafts)
         runtimes = find_lora_runtimes(config, base) if isinstance(section, Target) else ()
         return replace(planned, runtimes=runtimes) if runtimes else planned
 

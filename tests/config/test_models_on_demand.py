@@ -12,6 +12,7 @@ from orchestrator.config.source_text import read_text
 from orchestrator.daemon.bootstrap.readiness import check_readiness
 from orchestrator.daemon.bootstrap.residency import come_and_go, measure_models
 from orchestrator.errors import ConfigError
+from tests.support.tiny_gguf import Tiny, write
 
 TOY = "source: 'simulated:toy', adapter: simulated, name: toy"
 
@@ -80,6 +81,16 @@ def test_models_that_have_turns_fit(tmp_path):
     found = measure_models(config.targets, tmp_path)
     assert found.at_start == [0, 2]
     assert found.unknown == ()
+
+
+def test_what_a_model_needs_is_known_without_reading_its_weights(tmp_path):
+    path = tmp_path / "model.gguf"
+    write(path, Tiny("llama"))
+    source = f"model: {{source: {path}, name: tiny, keep: on_demand}}\n"
+    text = f"{source}limits: {{kv_cache: 1 MiB}}\nstore: {{directory: {tmp_path / 'store'}}}\n"
+    (terms,) = measure_models(load(tmp_path, text).targets, tmp_path).terms
+    assert sum(terms.needs.values()) > path.stat().st_size // 2
+    assert not (tmp_path / "store").exists()  # where a digest would be remembered
 
 
 def test_what_is_not_known_of_memory_is_told(tmp_path):

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from adapters.contract import AdapterError
 from orchestrator.config.drafts import ModelDraft
-from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.errors import OutriderError
 from orchestrator.machine.devices import effective_device
 from orchestrator.planning.models import model_at_hand
-from orchestrator.planning.neighbours import ReservedDraft, TakenPlace, list_plan_places
+from orchestrator.planning.neighbours import ReservedDraft, TakenPlace, list_plan_places, reserve_draft
 from policies.planning.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -71,12 +70,12 @@ class PlanBoard:
 def measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     """Yield the models that a configuration loads where it says. Raises what resolving them raises."""
     own = THIS_NODE if not config.cluster.on_ray or not config.cluster.address else ""
-    model, store = config.model, store_directory(config)
+    model = config.model
     replicas = [placement for placement in model.placements if not placement.is_endpoint]  # others' memory has these
     for placement in replicas:
         its = model.with_own(placement)
         target = ReservedDraft(
-            model_at_hand(its.source, its.name, base, its.weights, store, adapter=its.adapter),
+            model_at_hand(its.source, its.name, base, its.weights, adapter=its.adapter),
             its.adapter,
             effective_device(its.adapter, its.device),
             int(placement.kv_cache or config.limits.kv_cache),
@@ -88,9 +87,7 @@ def measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     for draft, users in counted:
         if off or not isinstance(draft, ModelDraft):
             continue
-        known = model_at_hand(draft.source, "", base, draft.weights, store, adapter=draft.adapter, drafts=True)
-        device = effective_device(draft.adapter, draft.device)
-        fixed = ReservedDraft(known, draft.adapter, device, int(draft.kv_cache))
+        fixed = reserve_draft(draft, base, effective_device(draft.adapter, draft.device))
         workers = draft.workers.min if draft.process == "own" and draft.workers.min else users
         for _ in range(workers):
             yield TakenPlace(model.name, host=draft.host or own, fixed=fixed)
