@@ -28,6 +28,8 @@ USUAL_RISE: Final = 0.1
 # What the newest round that others worked beside counts in what they cost. Faster than the line forgets, so that rounds
 # beside others do not change the line first. ADR 0144. Not tuned.
 _NEWEST_BESIDE: Final = 0.1
+# What company costs from which on it is no noise: rounds differ by a tenth. ADR 0144. Not tuned.
+FELT_COMPANY: Final = 1.1
 # ADR 0027: replicas within it share a line. With a line each, noise spread eight equal requests 5 to 3 and worse.
 _ALIKE = 1.25
 UNKNOWN_TPOT_MS = 10.0

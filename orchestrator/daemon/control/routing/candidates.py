@@ -12,12 +12,11 @@ from orchestrator.daemon.control.state import FAILED
 from orchestrator.daemon.control.streams.streams import Stream
 from policies.serving.failover.health import REFUSES, Health
 from policies.serving.narrowing import Kind, Narrowing, step_of
-from policies.serving.replica_load import SharedPaces, is_alike, reckon_tpot_ms
+from policies.serving.replica_load import FELT_COMPANY, SharedPaces, is_alike, reckon_tpot_ms
 
 MOST_BLOCKS: Final = 1_000_000
 """Of prompts that are remembered of all replicas together. ADR 0091: bounds memory."""
-# Of a token's time without drafts: a replica that waits longer for its draft, or for others, is of another kind. ADR
-# 0097. Not tuned.
+# Of a token's time without drafts: a replica that waits longer for its draft is of another kind. ADR 0097. Not tuned.
 _WAITS: Final = 0.1
 # ADR 0091: up to four that remember most of the prompt are priced.
 _MOST_HOLDERS: Final = 4
@@ -116,7 +115,7 @@ class Candidates:
         drafted = replica.paces.drafted.get(standing.draft) if standing.draft else None
         wait_ms = drafted.wait_ms / drafted.weight if drafted is not None and drafted.weight else 0.0
         waits = step_of(wait_ms) if wait_ms > _WAITS * alone_ms else 0
-        company = step_of(replica.paces.company) if replica.paces.company > 1.0 + _WAITS else 0
+        company = step_of(replica.paces.company) if replica.paces.company >= FELT_COMPANY else 0
         if is_alike(alone_ms, group.plain.tpot_ms(1)) and is_alike(full_ms, group.plain.tpot_ms(places)):
             return (waits, company) if waits or company else ()
         return step_of(alone_ms), step_of(full_ms), waits, company

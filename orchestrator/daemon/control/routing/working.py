@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from orchestrator.daemon.control.replicas.replicas import Replica
-from policies.serving.replica_load import SharedPaces, reckon_tpot_ms
+from policies.serving.replica_load import FELT_COMPANY, SharedPaces, reckon_tpot_ms
 from policies.serving.working_set import MOST_MEMBERS, Member, choose_working
 
 # Paces change with each round, and hardly within it. Bounds time.
 _KEPT_S: Final = 1.0
-# What company costs from which on it is no noise: rounds differ by a tenth. ADR 0144. Not tuned.
-_FELT: Final = 1.1
 _NONE: Mapping[str, str] = {}
 
 
@@ -25,7 +23,7 @@ class WorkingSet:
 
     def find_resting(self, replicas: Sequence[Replica], paces: SharedPaces, now_s: float) -> Mapping[str, str]:
         """Say of replicas why they take nothing while so many requests are there, and one more. All of them would."""
-        if not 1 < len(replicas) <= MOST_MEMBERS or all(replica.paces.company < _FELT for replica in replicas):
+        if not 1 < len(replicas) <= MOST_MEMBERS or all(replica.paces.company < FELT_COMPANY for replica in replicas):
             return _NONE
         requests = 1 + sum(replica.standing.live for replica in replicas)
         known_for = (requests, *(replica.name for replica in replicas))
@@ -52,4 +50,4 @@ def _describe(replica: Replica, paces: SharedPaces) -> Member:
         )
         for sequences in range(1, standing.places + 1)
     ]
-    return Member(replica.name, tpots_ms, company if company >= _FELT else 1.0)
+    return Member(replica.name, tpots_ms, company if company >= FELT_COMPANY else 1.0)
