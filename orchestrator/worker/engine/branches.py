@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from adapters.errors import CapacityError, Unsupported
 from adapters.loaded_model import ForkableKv, LoadedModel, Segment
-from orchestrator.worker.drafting.port import Draft
+from orchestrator.worker.drafting.port import NO_SLOT, Draft
 from orchestrator.worker.engine.batch import ScheduledSequence
 from orchestrator.worker.engine.scheduler import Scheduler
-from orchestrator.worker.engine.sequence import NO_SLOT
 from orchestrator.worker.engine.verifier import Verifier
 from policies.sampling import Row, VerifiedDraft
 

@@ -14,7 +14,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import Delta, Gauges, Refused, RoundReport
-from orchestrator.worker.drafting.port import Drafter, NoDrafter
+from orchestrator.worker.drafting.port import NO_SLOT, Drafter, NoDrafter
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.worker.engine.batch import rows_of
 from orchestrator.worker.engine.branches import BranchForks
@@ -26,7 +26,7 @@ from orchestrator.worker.engine.request_checks import find_refusal
 from orchestrator.worker.engine.round import Round, WaitingForward, split_rows
 from orchestrator.worker.engine.round_traces import RoundTraces
 from orchestrator.worker.engine.scheduler import ALL_RESERVED, NOTHING_RESERVED, Reserved, Scheduler
-from orchestrator.worker.engine.sequence import NO_SLOT, SequenceState
+from orchestrator.worker.engine.sequence import SequenceState
 from orchestrator.worker.engine.speculator import Speculator
 from orchestrator.worker.engine.verifier import Verdict, Verifier
 from policies.sampling import NotFinite, Row, ToleranceGoal, VerifiedDraft

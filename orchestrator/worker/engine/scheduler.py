@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from adapters.loaded_model import LoadedModel, LoraSlots
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
+from orchestrator.worker.drafting.port import NO_SLOT
 from orchestrator.worker.engine.batch import ScheduledSequence, most_blocks, rows_of, schedule_rows
 from orchestrator.worker.engine.memory_guard import MemoryGuard
 from orchestrator.worker.engine.prefix_cache import PrefixCache
-from orchestrator.worker.engine.sequence import NO_SLOT, SequenceState
+from orchestrator.worker.engine.sequence import SequenceState
 from orchestrator.worker.engine.slo_monitor import SloMonitor
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.batch_bound import BatchLimits

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from adapters.loaded_model import Capabilities
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import DrafterShare, RequestStats
+from orchestrator.worker.drafting.port import NO_SLOT
 from orchestrator.worker.engine.constraints import RowConstraints
 from policies.sampling import Row, require_finite
 from policies.sampling.logprobs import TokenScore, score
 
 if TYPE_CHECKING:
     from orchestrator.worker.engine.prefix_cache import StartPages
-
-NO_SLOT = -1
 
 
 class LogprobCollector:

@@ -11,13 +11,22 @@ import msgspec
 from adapters.loaded_model import ForkableKv, LoadedModel
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.rounds import DrafterShare
-from orchestrator.worker.drafting.port import NOTHING, Ask, Draft, Drafter, DraftHints, TallyingDrafter, describe_beside
+from orchestrator.worker.drafting.port import (
+    NO_SLOT,
+    NOTHING,
+    Ask,
+    Draft,
+    Drafter,
+    DraftHints,
+    TallyingDrafter,
+    describe_beside,
+)
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.worker.engine.batch import ScheduledSequence, rows_of
 from orchestrator.worker.engine.branches import Branch
 from orchestrator.worker.engine.draft_counts import add_verified
 from orchestrator.worker.engine.round import DraftOutcome, Round, RoundDrafts
-from orchestrator.worker.engine.sequence import NO_SLOT, SequenceState
+from orchestrator.worker.engine.sequence import SequenceState
 from policies.speculation import DraftComparison, DraftSummary, Rest, RoundContext, RoundSequence, RoundTimes
 from policies.speculation.branching import NO_BRANCHES, BranchOffer, RoundBranches
 from policies.speculation.policy import BranchingPolicy, DepthPolicy, DraftLimits, RoundOutcome
