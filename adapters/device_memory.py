@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,10 +10,8 @@ import psutil
 from adapters.control_groups import PROC, list_memory_bounds
 from adapters.hardware import name_device_kind
 from adapters.nvml import list_visible, query_nvidia, with_nvml
-from device_profiles.device_names import CPU_KIND, CUDA_KIND, find_index, is_processor, split_device
+from device_profiles.device_names import CPU_KIND, CUDA_KIND, find_index, is_processor
 from device_profiles.profile import DeviceProfile
-
-_OPENVINO_TOTALS = ("GPU_DEVICE_TOTAL_MEM_SIZE", "NPU_DEVICE_TOTAL_MEM_SIZE")
 
 
 class DeviceMemory(NamedTuple):
@@ -76,15 +73,12 @@ def read_host_memory(proc: Path = PROC) -> HostMemory:
     return HostMemory(total, free, limit_file)
 
 
-def read_openvino_memory(core: Any, name: str) -> tuple[int, bool]:
-    """Return the memory of one of OpenVINO's devices (0: its plugin does not tell), and whether it is the host's."""
+def read_openvino_memory(core: Any, name: str) -> int:
+    """Return how much of the host's memory one of OpenVINO's devices has, a processor or an NPU; 0: its plugin does not
+    tell."""
     if is_processor(name):
-        return read_host_memory().total_bytes, True
-    total = 0
-    for key in _OPENVINO_TOTALS:
-        with suppress(RuntimeError):  # a plugin that has no such property
-            total = total or int(core.get_property(name, key))
-    shared = split_device(name)[0] == "npu"
-    with suppress(RuntimeError):
-        shared = shared or "integrated" in str(core.get_property(name, "DEVICE_TYPE")).lower()
-    return total, shared
+        return read_host_memory().total_bytes
+    try:
+        return int(core.get_property(name, "NPU_DEVICE_TOTAL_MEM_SIZE"))
+    except RuntimeError:  # a plugin that has no such property
+        return 0

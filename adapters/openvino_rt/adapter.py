@@ -135,14 +135,13 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
         "INT8": Precision.INT8,
     }
     capabilities = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
-    memory, in_host_memory = read_openvino_memory(core, name)
     return DeviceProfile(
         adapter=OpenVinoAdapter.name,
         name=name,
         kind=split_device(name)[0],
         full_name=str(core.get_property(name, "FULL_DEVICE_NAME")),
-        memory_bytes=memory,
-        in_host_memory=in_host_memory,
+        memory_bytes=read_openvino_memory(core, name),
+        in_host_memory=True,
         precisions=tuple(precision for word, precision in words.items() if word in capabilities),
         weights=_NPU_WEIGHTS if split_device(name)[0] == "npu" else _WEIGHTS,
         kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),

@@ -15,18 +15,10 @@ from policies.models.quantization import ModelSizes, NoPrecision, PrecisionReque
 GIB = 1 << 30
 
 
-_GPU: dict[str, str | list[str]] = {
-    "FULL_DEVICE_NAME": "Intel Arc",
-    "OPTIMIZATION_CAPABILITIES": ["FP32", "BIN", "FP16", "INT8", "EXPORT_IMPORT"],
-}
-
-
 class Core:
-    """OpenVINO's core as the plugins of an integrated GPU, a card and an NPU answer it; no such device is at hand."""
+    """OpenVINO's core as plugins of NPUs answer it; no such device is at hand."""
 
     FACTS: ClassVar[dict[str, dict[str, int | str | list[str]]]] = {
-        "GPU.0": {"GPU_DEVICE_TOTAL_MEM_SIZE": 12 * GIB, "DEVICE_TYPE": "Type.INTEGRATED", **_GPU},
-        "GPU.1": {"GPU_DEVICE_TOTAL_MEM_SIZE": 16 * GIB, "DEVICE_TYPE": "Type.DISCRETE", **_GPU},
         "NPU": {
             "NPU_DEVICE_TOTAL_MEM_SIZE": 8 * GIB,
             "FULL_DEVICE_NAME": "Intel AI Boost",
@@ -42,31 +34,12 @@ class Core:
 
 
 def test_openvino_devices_have_the_memory_that_their_plugins_tell_of() -> None:
-    memories = {name: read_openvino_memory(Core(), name) for name in Core.FACTS}
-    assert memories == {
-        "GPU.0": (12 * GIB, True),
-        "GPU.1": (16 * GIB, False),
-        "NPU": (8 * GIB, True),
-        "OLD": (0, False),
-    }
+    assert {name: read_openvino_memory(Core(), name) for name in Core.FACTS} == {"NPU": 8 * GIB, "OLD": 0}
 
 
-@pytest.mark.parametrize(
-    ("name", "free_bytes", "weights"),
-    [
-        ("GPU.0", 12 * GIB, "fp16"),  # the format of 16 bits that it computes in
-        ("GPU.1", 2 * GIB, "int8"),
-        ("GPU.1", 1 * GIB, "int4"),
-        ("NPU", 8 * GIB, "int8"),
-    ],
-)
-def test_a_model_gets_the_weights_that_openvinos_devices_compute_with_and_hold(name, free_bytes, weights) -> None:
+def test_an_npu_is_given_the_weights_that_its_graphs_have_and_no_others() -> None:
     model = ModelSizes(parameters=1_350_000_000, file_bytes=5 * GIB, stored="f32")
-    assert choose_precision(device_profile(Core(), name), model, free_bytes=free_bytes).weights == weights
-
-
-def test_an_npu_is_given_no_weights_that_its_graphs_do_not_have() -> None:
-    model = ModelSizes(parameters=1_350_000_000, file_bytes=5 * GIB, stored="f32")
+    assert choose_precision(device_profile(Core(), "NPU"), model, free_bytes=8 * GIB).weights == "int8"
     with pytest.raises(NoPrecision, match=r"weights int8: needs 1\.4 GiB.*weights as_file: needs 5.0 GiB"):
         choose_precision(device_profile(Core(), "NPU"), model, free_bytes=GIB)
     with pytest.raises(NoPrecision, match="weights int4: openvino_rt has none for NPU"):
