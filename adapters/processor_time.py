@@ -231,10 +231,10 @@ def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0.0 else 0.0
 
 
-def read_processor_limit_c() -> float | None:
-    """Return the temperature at which the processor slows down, where one of its sensors tells."""
+def read_processor_temperatures() -> tuple[float | None, float | None]:
+    """Return the hottest of the processor's sensors, and where it slows down, in degrees Celsius. Many virtual machines
+    have none, and other systems no such call."""
     sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
-    chips = ("k10temp", "coretemp", "cpu_thermal")
-    limits = [reading.high or reading.critical for chip in chips for reading in sensors.get(chip, ())]
-    known = [limit for limit in limits if limit]
-    return float(min(known)) if known else None
+    readings = [reading for chip in ("k10temp", "coretemp", "cpu_thermal") for reading in sensors.get(chip, ())]
+    limits = [limit for reading in readings if (limit := reading.high or reading.critical)]
+    return max((float(reading.current) for reading in readings), default=None), min(map(float, limits), default=None)

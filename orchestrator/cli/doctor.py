@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,10 +15,10 @@ import typer
 
 from adapters.artefact import find_mark
 from adapters.builds import find_build
-from adapters.device_facts import DeviceFacts, device_facts
 from adapters.device_memory import HostMemory, read_host_memory
 from adapters.model_store import ModelStore
 from adapters.store_usage import BLOCK_BYTES
+from device_profiles.device_load import DeviceLoad
 from device_profiles.store import ProfileStore
 from device_profiles.units import GIB, human_bytes
 from orchestrator.cli.options import ConfigFile, print_json
@@ -44,6 +45,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # What the default model takes with its KV cache and a draft, roundly.
 LEAST_MEMORY_BYTES = 2 * GIB
 LEAST_DISK_BYTES = 2 * GIB  # as much: an artefact of a small model, and the reserve
+_LOOK_S = 0.1  # over which a device's load is told. Bounds the time that the command takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +268,12 @@ def _foreign_adapters() -> list[Check]:
 
 def _devices() -> list[Check]:
     """What each device is doing: whoever else uses it takes its time from us."""
-    return [Check(f"device {facts.name}", "ok", _format_facts(facts)) for facts in device_facts()]
+    from orchestrator.machine.device_sampler import DeviceSampler
+
+    sampler = DeviceSampler()
+    sampler.sample()
+    time.sleep(_LOOK_S)
+    return [Check(f"device {name}", "ok", _format_load(load)) for name, load in sampler.sample().items()]
 
 
 def _classes(store: Path) -> list[Check]:
@@ -284,13 +291,13 @@ def _classes(store: Path) -> list[Check]:
     return checks or [Check("numerical classes", "ok", f"none measured yet: {todo}")]
 
 
-def _format_facts(facts: DeviceFacts) -> str:
+def _format_load(load: DeviceLoad) -> str:
+    used_bytes = load.memory_total_bytes - load.memory_free_bytes
     parts = [
-        f"{human_bytes(facts.memory_used_bytes)} of {human_bytes(facts.memory_total_bytes)} used",
-        None if facts.utilisation is None else f"{facts.utilisation:.0%} busy",
-        None if facts.power_w is None else f"{facts.power_w:.0f} W",
-        None if facts.clock_mhz is None else f"{facts.clock_mhz:.0f} MHz",
-        None if facts.temperature_c is None else f"{facts.temperature_c:.0f} C",
+        f"{human_bytes(used_bytes)} of {human_bytes(load.memory_total_bytes)} used",
+        None if load.utilisation is None else f"{load.utilisation:.0%} busy",
+        None if load.power_w is None else f"{load.power_w:.0f} W",
+        None if load.temperature_c is None else f"{load.temperature_c:.0f} C",
     ]
     return ", ".join(part for part in parts if part)
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from adapters.device_facts import read_processor_temperature
 from adapters.device_memory import read_host_memory
 from adapters.nvidia_load import read_nvidia_loads
-from adapters.processor_time import ProcessorMeter, list_own_processes, read_processor_limit_c, sum_held_bytes
+from adapters.processor_time import ProcessorMeter, list_own_processes, read_processor_temperatures, sum_held_bytes
 from device_profiles.device_load import PROCESSOR, DeviceLoad
 
 
@@ -33,6 +32,7 @@ class DeviceSampler:
         own = list_own_processes(self._list_workers(), self._list_others())
         used = self._meter.measure(own)
         memory = read_host_memory()
+        temperature_c, temperature_limit_c = read_processor_temperatures()
         loads = {
             PROCESSOR: DeviceLoad(
                 utilisation=None if used is None else used.utilisation,
@@ -42,8 +42,8 @@ class DeviceSampler:
                 memory_total_bytes=memory.total_bytes,
                 memory_free_bytes=memory.free_bytes,
                 memory_ours_bytes=sum_held_bytes(own),
-                temperature_c=read_processor_temperature(),
-                temperature_limit_c=read_processor_limit_c(),
+                temperature_c=temperature_c,
+                temperature_limit_c=temperature_limit_c,
             )
         }
         with suppress(OSError):

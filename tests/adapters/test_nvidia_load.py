@@ -9,12 +9,50 @@ from typing import Any
 
 import pytest
 
-from adapters.device_facts import device_facts
 from adapters.device_memory import list_nvidia_memory, read_nvidia_memory
 from adapters.nvidia_load import read_nvidia_loads
-from tests.adapters.test_device_facts import Nvml, NvmlError
 
 OURS, THEIRS, ELSEWHERE = os.getpid(), os.getppid(), 2**22 + 7
+
+
+class NvmlError(Exception):
+    pass
+
+
+class Nvml:
+    """NVML's calls as a device of an older kind answers them: no power."""
+
+    NVMLError = NvmlError
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, driver: bool = True) -> None:
+        self.driver, self.open = driver, False
+
+    def nvmlInit(self) -> None:
+        if not self.driver:
+            raise NvmlError("Driver Not Loaded")
+        self.open = True
+
+    def nvmlShutdown(self) -> None:
+        self.open = False
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(total=8 << 30, used=3 << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=42)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        raise NvmlError("Not Supported")
+
+    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:
+        return 61
 
 
 class Busy(Nvml):
@@ -74,8 +112,9 @@ def test_an_old_device_and_an_old_library_tell_what_they_know(monkeypatch: pytes
     assert (load.utilisation, load.others, load.power_limit_w, load.temperature_limit_c) == (0.42, None, None, None)
 
 
-def test_a_machine_without_driver_has_no_such_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(driver=False))
+@pytest.mark.parametrize("library", [Nvml(driver=False), None])
+def test_a_machine_without_driver_or_library_has_no_such_devices(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", library)
     assert read_nvidia_loads({OURS}) == {}
 
 
@@ -114,6 +153,5 @@ def test_devices_are_numbered_as_cuda_shows_them_to_this_process(
     assert [memory.total_bytes for memory in list_nvidia_memory()] == sizes
     loads = read_nvidia_loads({OURS})
     assert [loads[f"CUDA:{index}"].memory_total_bytes for index in range(len(loads))] == sizes
-    assert [facts.memory_total_bytes for facts in device_facts()[1:]] == sizes
     single = [read_nvidia_memory(index) for index in range(4)]
     assert [memory.total_bytes if memory else None for memory in single] == [*sizes, *[None] * (4 - len(sizes))]

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from adapters import registry
 from adapters.contract import AdapterUnavailable, LoadOptions, Precision, Segment, Unsupported
 from adapters.device_check import check_device
-from adapters.hardware import processor
+from adapters.hardware import processor, runtime_version
 from adapters.invariance import find_variance
 from adapters.kv_memory import KvMemory, block_tokens
 from adapters.model_source import resolve
@@ -221,3 +221,14 @@ def test_no_length_of_a_prompt_leaves_a_row_alone_in_the_attentions_last_block(t
         logits = model.forward([Segment(0, 0, tokens[:length], (0, length))]).logits
         assert np.array_equal(logits.view(np.uint32), whole[:length].view(np.uint32)), length
     model.close()
+
+
+def test_another_build_of_onnx_runtime_is_its_runtime_too(tmp_path, monkeypatch):
+    """Devices that onnxruntime-gpu sees are known by its version: nothing says that ONNX Runtime is not installed."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(AdapterUnavailable, match="onnxruntime is not installed: it is the runtime of onnx_rt"):
+        runtime_version("onnx_rt")
+    metadata = tmp_path / "onnxruntime_gpu-1.31.1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.31.1\n")
+    assert runtime_version("onnx_rt") == "onnxruntime-gpu 1.31.1"

@@ -15,9 +15,9 @@ import torch
 
 from adapters import registry
 from adapters.contract import DeviceLost, LoadOptions, OutOfMemory, Precision, Segment
-from adapters.device_facts import device_facts
 from adapters.hf_directory import open_weights
 from adapters.invariance import find_variance
+from adapters.nvidia_load import read_nvidia_loads
 from tests.adapters.test_hf_reference import TOKENS, VARIANTS
 from tests.adapters.test_torch_device import prepare_variant, silent
 from tests.support import reference_decoder
@@ -121,6 +121,6 @@ def test_a_pool_that_the_device_cannot_hold_is_out_of_memory(tmp_path):
 
 
 def test_the_device_tells_what_it_does():
-    facts = [facts for facts in device_facts() if facts.name.startswith("CUDA:0")]
-    assert facts[0].memory_total_bytes > 0
-    assert facts[0].utilisation is not None
+    load = read_nvidia_loads(())["CUDA:0"]
+    assert load.memory_total_bytes > 0
+    assert load.utilisation is not None
