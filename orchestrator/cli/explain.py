@@ -123,10 +123,10 @@ def describe_history(request: dict[str, Any]) -> list[str]:
 
 def describe_variant(request: dict[str, Any], canary: dict[str, Any] | None) -> list[str]:
     """Return in a line which variant of a canary served a request, and how the trial stands; nothing without one."""
-    if canary is None or not request["lane"]:
+    if canary is None or not request["variant"]:
         return []
     stands = f"{canary['phase'].replace('_', ' ')} {canary['reason']}" if canary["reason"] else canary["outlook"]
-    return [f"variant: {request['lane']}; the canary's trial: {stands}"]
+    return [f"variant: {request['variant']}; the canary's trial: {stands}"]
 
 
 def describe_prediction(request: dict[str, Any]) -> str:

@@ -58,9 +58,8 @@ class KvPages(msgspec.Struct, frozen=True):
     """The name under which they are sent; "": they are not."""
 
 
-class Submit(msgspec.Struct, frozen=True, tag="submit", rename={"variant": "lane"}):
-    """Decode from `prompt + committed` until a stop token, or what ends a grammar, or `max_tokens`. Journals keep it:
-    `rename` is how files of earlier versions have it."""
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Decode from `prompt + committed` to a stop token, or what ends a grammar, or `max_tokens`. Journals keep it."""
 
     request_id: str
     prompt: list[int]

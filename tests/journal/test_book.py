@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -238,11 +237,6 @@ async def test_a_torn_segment_replays_all_but_the_torn_record(rounds, torn):
     at = torn.draw(st.integers(0, len(data) - 1))
     changed[at] ^= torn.draw(st.integers(1, 255))
     assert decode_segment(bytes(changed)) == (None if at < HEAD_BYTES else whole[: sum(end <= at for end in ends) - 1])
-
-
-async def test_a_requests_variant_stands_in_files_as_earlier_versions_named_it():
-    written = msgspec.msgpack.decode(msgspec.msgpack.encode(Submit("r", [1], 1, variant="canary")))
-    assert written["lane"] == "canary"
 
 
 @given(rounds=ROUNDS, last=ROUNDS, data=st.data())

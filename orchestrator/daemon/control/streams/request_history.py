@@ -169,7 +169,7 @@ class RequestView:
     lives). `owner`: of whose key, by the key's id. `depth`: draft tokens a round, of its newest rounds. `queue_ms`: it
     waited here and at its first worker. `digest` names what it asks for ("": not known yet). Its client
     brought `prediction_tokens` that it expected; `predicted` of them were verified, and `predicted_right` were right.
-    `drafters`: what each did, of late where it lives. `lane`: the canary's variant that served it. `tolerated` and
+    `drafters`: what each did, of late where it lives. `variant`: the canary's variant that served it. `tolerated` and
     `branches`: see RequestStats. It never has the text.
     """
 
@@ -190,7 +190,7 @@ class RequestView:
     prediction_tokens: int = 0
     predicted: int = 0
     predicted_right: int = 0
-    lane: str = ""
+    variant: str = ""
     tolerated: int = 0
     branches: int = 0
     branches_taken: int = 0
@@ -221,7 +221,7 @@ class RequestHistory:
     prediction_tokens: int = 0
     predicted: int = 0
     predicted_right: int = 0
-    lane: str = ""
+    variant: str = ""
     tolerated: int = 0
     branches: int = 0
     branches_taken: int = 0
@@ -302,7 +302,7 @@ class RequestHistory:
             prediction_tokens=self.prediction_tokens,
             predicted=self.predicted,
             predicted_right=self.predicted_right,
-            lane=self.lane,
+            variant=self.variant,
             tolerated=self.tolerated,
             branches=self.branches,
             branches_taken=self.branches_taken,
@@ -341,7 +341,7 @@ class RequestHistories:
 
     def open(self, submit: Submit, now_s: float) -> RequestHistory:
         history = RequestHistory(submit.request_id, submit.owner, len(submit.prompt), now_s)
-        history.tokens, history.lane = len(submit.committed), submit.variant
+        history.tokens, history.variant = len(submit.committed), submit.variant
         history.prediction_tokens = len(submit.prediction) // BYTES_PER_TOKEN
         self._live[submit.request_id] = history
         return history
