@@ -26,7 +26,7 @@ from orchestrator.daemon.alerts.watch import AlertWatch
 from orchestrator.daemon.api.admin.daemon import KeptLog, ReloadPort, SupportPages
 from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.admin.targets import AdminTarget
-from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.app import create_app
 from orchestrator.daemon.api.audit import AuditLog
 from orchestrator.daemon.api.batches.service import BatchService
 from orchestrator.daemon.api.body_work import DeadlyBodies
@@ -37,6 +37,7 @@ from orchestrator.daemon.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.daemon.api.metrics.page import MetricsPage
 from orchestrator.daemon.api.resume import KeptAnswers
 from orchestrator.daemon.api.served import ServedModel
+from orchestrator.daemon.api.settings import ApiSettings
 from orchestrator.daemon.api.tls import Certificate
 from orchestrator.daemon.bootstrap.admin_targets import describe_targets
 from orchestrator.daemon.bootstrap.api_settings import (

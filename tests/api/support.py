@@ -18,8 +18,9 @@ from openai import AsyncOpenAI
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import Clock, SystemClock
-from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.app import create_app
 from orchestrator.daemon.api.served import ServedTarget, TargetTerms
+from orchestrator.daemon.api.settings import ApiSettings
 from orchestrator.daemon.control.operator_desk import OperatorDesk
 from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, RouteView, StateView, Totals
 from orchestrator.daemon.control.step import State

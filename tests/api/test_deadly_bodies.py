@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.api import body_work
-from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.app import create_app
 from orchestrator.daemon.api.body_work import DeadlyBodies
 from orchestrator.daemon.api.served import ServedTarget, TargetTerms
+from orchestrator.daemon.api.settings import ApiSettings
 from orchestrator.errors import RequestError
 from tests.api.support import _SANDBOX, HandClock, ScriptedControl, serving
 from tests.api.test_overload import Watched

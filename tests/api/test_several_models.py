@@ -15,8 +15,9 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.admin.targets import AdminTarget
-from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.app import create_app
 from orchestrator.daemon.api.served import ServedTarget
+from orchestrator.daemon.api.settings import ApiSettings
 from orchestrator.daemon.control.port import RouteView
 from orchestrator.errors import RequestError
 from orchestrator.protocol.ready import Ready

@@ -23,9 +23,10 @@ from orchestrator.clock import SystemClock
 from orchestrator.daemon.alerts.evaluator import ActiveAlert, Evaluator, Sample
 from orchestrator.daemon.alerts.table import METRICS
 from orchestrator.daemon.api.admin.routes import create_admin_app
-from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.app import create_app
 from orchestrator.daemon.api.question import system_fingerprint
 from orchestrator.daemon.api.served import ServedModel
+from orchestrator.daemon.api.settings import ApiSettings
 from orchestrator.daemon.bootstrap.admin_targets import describe_targets
 from orchestrator.daemon.bootstrap.plan_board import PlanBoard
 from orchestrator.daemon.bootstrap.target_life import DaemonGround, TargetLife

@@ -9,7 +9,6 @@ from orchestrator.config.alerts import AlertsSection
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.alerts.watch import AlertWatch
 from orchestrator.daemon.alerts.webhook import Webhook
-from orchestrator.daemon.api.app import ApiSettings
 from orchestrator.daemon.api.audit import AuditLog
 from orchestrator.daemon.api.batches.store import BatchStore, StoreLimits
 from orchestrator.daemon.api.connections import ConnectionLimits, Connections, raise_open_files
@@ -17,6 +16,7 @@ from orchestrator.daemon.api.doors.responses.store import StoreBounds
 from orchestrator.daemon.api.gates import Access
 from orchestrator.daemon.api.keys import Keys
 from orchestrator.daemon.api.metrics.page import MetricsPage
+from orchestrator.daemon.api.settings import ApiSettings
 from orchestrator.daemon.tracing.port import TracedDaemon
 from orchestrator.durable import is_full
 from orchestrator.errors import DaemonError
