@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -15,6 +14,7 @@ from orchestrator.cli.daemon_socket import query_daemon
 from orchestrator.daemon.alerts.table import ALERTS
 from tests.alerts.causes import MAIN, SCENES, Stage, ask_daemon, play, write_config
 from tests.support.daemon import running
+from tests.support.waiting import until
 
 HIDDEN = "hook-of-nobody-else"
 
@@ -65,15 +65,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Itera
     directory = tmp_path_factory.mktemp("alerts")
     with running(write_config(directory, alerts=f"time_factor: 0.01, webhook: '{receiver.url}'")) as daemon:
         yield Stage(daemon, directory)
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 240.0
-    while time.monotonic() < deadline:
-        if holds():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came")
 
 
 def list_ended(stage: Stage) -> list[str]:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from structlog.testing import capture_logs
 
 from orchestrator.daemon.alerts.watch import AlertWatch
 from orchestrator.daemon.alerts.webhook import Notice, Webhook
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 240
-    while not happened():
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.01)
+from tests.support.waiting import until_async
 
 
 async def test_a_look_that_fails_is_logged_once_and_the_next_ones_come():
@@ -31,7 +24,7 @@ async def test_a_look_that_fails_is_logged_once_and_the_next_ones_come():
     watch = AlertWatch(read, every_s=0.01)
     with capture_logs() as told:
         watching = asyncio.create_task(watch.run())
-        await until(lambda: watch.view()["evaluations"] >= 2)
+        await until_async(lambda: watch.view()["evaluations"] >= 2)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     assert [one["event"] for one in told] == ["the watch over alerts failed; it goes on"]
@@ -43,7 +36,7 @@ async def test_a_url_that_the_client_refuses_is_told_for_each_alert_and_the_send
         sending = asyncio.create_task(webhook.run())
         for name in ("one", "two"):
             webhook.put(Notice({"alertname": name}, {}, "2026-01-01T00:00:00Z", None))
-        await until(lambda: len(told) == 2)
+        await until_async(lambda: len(told) == 2)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
     assert [(one["alert"], one["reason"]) for one in told] == [("one", "InvalidURL"), ("two", "InvalidURL")]

@@ -7,7 +7,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +22,7 @@ from orchestrator.daemon.api.connections import ConnectionLimits, Connections, r
 from orchestrator.daemon.api.listening import listen_tcp, serving
 from orchestrator.errors import RequestError
 from tests.api.support import ScriptedControl, app_over
+from tests.support.waiting import until_async
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "x"}
 PATIENT = ConnectionLimits(64, 30.0, 30.0, 30.0, 30.0)
@@ -100,12 +101,6 @@ async def serve_watched(
                 await served.close()
 
 
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not happened():  # noqa: ASYNC110 -- tests look from outside
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("begin", "rest", "limits", "reason"),
     [
@@ -121,13 +116,13 @@ async def until(happened: Callable[[], bool]) -> None:
 async def test_who_sends_byte_by_byte_is_answered_408_and_nobody_else_waits(begin, rest, limits, reason):
     async with serve_watched(app_over(ScriptedControl()), limits) as (served, watch, client):
         slow = [served.drip(begin, rest) for _ in range(20)]
-        await until(lambda: len(watch) > 0 or bool(watch.closed))  # on a machine that stood still, closed by now
+        await until_async(lambda: len(watch) > 0 or bool(watch.closed))  # on a machine that stood still, closed by now
         await client.completions.create(**ASK)
         for answer in await asyncio.gather(*slow):
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
         assert watch.closed == {reason: 20}
-        await until(lambda: len(watch) <= 1)  # the client's own
+        await until_async(lambda: len(watch) <= 1)  # the client's own
 
 
 class Small(ScriptedControl):
@@ -143,7 +138,7 @@ async def test_who_sends_a_body_slowly_takes_nobodys_place():
         for _ in range(10):
             _, writer = await served.connect()
             writer.write(HEAD + b"Content-Length: 1000\r\n\r\n{")
-        await until(lambda: len(watch) == 10 and watch.idle == 0)
+        await until_async(lambda: len(watch) == 10 and watch.idle == 0)
         await client.completions.create(**ASK)
 
 
@@ -191,7 +186,7 @@ class Endless:
 async def test_small_events_are_sent_at_once():
     async with serve_watched(app_over(ScriptedControl()), PATIENT) as (served, watch, _):
         await served.connect()
-        await until(lambda: len(watch) == 1)
+        await until_async(lambda: len(watch) == 1)
         (one,) = watch._open
         taken = one.transport.get_extra_info("socket")
         assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -204,7 +199,7 @@ async def test_a_reader_that_stops_reading_is_cut_and_its_request_ends():
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.wait_for(app.ended.wait(), WITHIN_S)
         assert watch.closed == {"write_timeout": 1}
-        await until(lambda: len(watch) == 0)
+        await until_async(lambda: len(watch) == 0)
 
 
 async def test_a_reader_that_reads_slowly_is_served():
@@ -255,7 +250,7 @@ async def test_where_none_is_idle_a_new_connection_is_told_to_come_back():
         for _, writer in busy:
             writer.close()
         await control.until_all_ended()
-        await until(lambda: len(watch) == 0)
+        await until_async(lambda: len(watch) == 0)
 
 
 async def test_the_rest_of_a_refused_body_is_taken_and_the_connection_goes_on():
@@ -290,9 +285,9 @@ async def test_a_client_that_is_gone_when_it_would_be_refused_leaves_nothing_ope
     async with serve_watched(app_over(ScriptedControl()), PATIENT) as (served, watch, _):
         with socket.create_connection(("127.0.0.1", served.port)) as client:
             client.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
-            await until(lambda: len(watch) == 1)
+            await until_async(lambda: len(watch) == 1)
             (connection,) = watch._open
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.end("head_timeout", refused=True)  # the reset is there, and nobody has read of it yet
         assert connection.transport.is_closing()
-        await until(lambda: len(watch) == 0)
+        await until_async(lambda: len(watch) == 0)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import re
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +31,7 @@ from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView,
 from tests.api.support import READY, HandClock, ScriptedControl, app_over, serving
 from tests.api.test_keys import ASK, key_file
 from tests.support.ready import change_ready
+from tests.support.waiting import until_async
 
 ROOT = Path(__file__).parents[2]
 DEPENDENCIES = ROOT / "docs" / "dependencies.md"
@@ -67,13 +67,6 @@ async def read_events(response: httpx.Response, count: int) -> list[tuple[str, d
             if len(found) == count:
                 break
     return found
-
-
-async def until(happened) -> None:
-    deadline_s = time.monotonic() + 240
-    while not happened():
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.01)
 
 
 async def test_a_snapshot_that_fails_is_logged_once_and_the_next_ones_come(monkeypatch):
@@ -159,7 +152,7 @@ async def test_the_state_comes_whole_and_then_what_changed_and_nothing_is_made_w
                     break
             assert "secret" not in text
             assert "hello" not in text
-        await until(lambda: len(dashboard.viewers) == 0)
+        await until_async(lambda: len(dashboard.viewers) == 0)
         made = dashboard.viewers.snapshots
         await asyncio.sleep(0.1)  # many times as long as until the next one, if one were made
         assert dashboard.viewers.snapshots == made
@@ -187,7 +180,7 @@ async def test_there_are_only_so_many_viewers_and_those_who_left_make_room():
             assert refused.status_code == 429
             assert refused.json()["error"]["code"] == "too_many_viewers"
             assert refused.headers["Retry-After"] == "5"
-        await until(lambda: len(dashboard.viewers) == 0)
+        await until_async(lambda: len(dashboard.viewers) == 0)
         async with client.stream("GET", "/dashboard/events") as again:
             assert again.status_code == 200
 
@@ -201,7 +194,7 @@ async def test_a_reader_that_does_not_read_is_dropped_and_holds_up_nobody(monkey
         host, port = client.base_url.host, client.base_url.port
         _, writer = await asyncio.open_connection(host, port, limit=1024)
         writer.write(f"GET /dashboard/events HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
-        await until(lambda: len(dashboard.viewers) == 1)
+        await until_async(lambda: len(dashboard.viewers) == 1)
         turn = 0
 
         def has_gone() -> bool:
@@ -210,7 +203,7 @@ async def test_a_reader_that_does_not_read_is_dropped_and_holds_up_nobody(monkey
             control.devices = (*many[:-1], DeviceView("node/199", DeviceLoad(0.5, 0.1), str(turn), 0.1))
             return len(dashboard.viewers) == 0
 
-        await until(has_gone)
+        await until_async(has_gone)
         writer.close()
 
 

@@ -20,10 +20,11 @@ from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.abilities import BEGUN_GRAMMAR, list_needs
 from orchestrator.protocol.commands import Grammar, Submit
 from policies.sampling import Dry, Sampling
-from tests.control.test_controller import PROMPT, at_once, until, workers
+from tests.control.test_controller import PROMPT, at_once, workers
 from tests.control.test_replicas import LIMITS, kill, list_generated, replicas
 from tests.support import engines
 from tests.support.ready import PLAIN, change_ready
+from tests.support.waiting import until_async
 
 SCHEMA = Grammar("json_schema", "{}")
 ENDS = [999]
@@ -36,7 +37,7 @@ async def running(*options: dict[str, Any]) -> AsyncIterator[TargetControl]:
     control = TargetControl(LocalCluster(), specs, LIMITS, SystemClock(), at_once)
     await control.start()
     try:
-        await until(lambda: [replica.phase for replica in replicas(control)] == ["ready"] * len(options))
+        await until_async(lambda: [replica.phase for replica in replicas(control)] == ["ready"] * len(options))
         yield control
     finally:
         await control.close()
@@ -91,7 +92,7 @@ async def test_an_answer_that_only_a_lost_replica_could_go_on_with_goes_to_one_t
     async with running(limited, {"step_s": 0.003}) as control:
         control.steering.hold("worker", "target-1", "cordoned")
         task = asyncio.create_task(ask(control, "a", 200, grammar=SCHEMA))
-        await until(lambda: list_generated(control)[0] > 5)
+        await until_async(lambda: list_generated(control)[0] > 5)
         control.steering.hold("worker", "target-1", "")
         kill(replicas(control)[0])
         assert await task == engines.tokens(PROMPT, 200)
@@ -101,7 +102,7 @@ async def test_an_answer_that_only_a_lost_replica_could_go_on_with_goes_to_one_t
 async def test_an_answer_that_nobody_can_go_on_with_ends_with_an_error() -> None:
     async with running({"cannot": [BEGUN_GRAMMAR], "step_s": 0.003}) as control:
         task = asyncio.create_task(ask(control, "a", 200, grammar=SCHEMA))
-        await until(lambda: list_generated(control)[0] > 5)
+        await until_async(lambda: list_generated(control)[0] > 5)
         kill(replicas(control)[0])
         with pytest.raises(RequestError, match="no replica can go on") as refused:
             await task

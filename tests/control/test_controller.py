@@ -24,6 +24,7 @@ from orchestrator.protocol.events import Progress
 from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.support import engines
 from tests.support.engines import Gate
+from tests.support.waiting import until_async
 
 PROMPT = [1, 2, 3]
 LIMITS = ControlLimits(max_running=4, max_waiting=8, max_restarts=5)
@@ -74,12 +75,6 @@ async def decode(control: TargetControl, key: str, prompt: list[int], count: int
     return got
 
 
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not happened():  # noqa: ASYNC110 -- tests look from outside
-            await asyncio.sleep(0.002)
-
-
 def kill(control: TargetControl) -> None:
     ready = control.view().ready
     assert ready is not None
@@ -104,7 +99,7 @@ async def test_a_request_from_prompt_to_finish() -> None:
         assert view.ready is not None
         assert view.totals.generated == 10
         assert view.totals.rounds == 10
-        await until(lambda: (gauges := control.view().gauges) is not None and gauges.rounds == 10)
+        await until_async(lambda: (gauges := control.view().gauges) is not None and gauges.rounds == 10)
 
 
 async def test_a_killed_worker_costs_a_pause_and_no_token(caplog: pytest.LogCaptureFixture, gate: Gate) -> None:
@@ -137,9 +132,9 @@ async def test_many_streams_outlive_many_kills(gate: Gate) -> None:
         for kills in range(1, 4):
             gate.allow(15 * kills)
             wanted = 4 * 15 * kills  # as many run
-            await until(lambda wanted=wanted: control.view().totals.generated >= wanted)  # type: ignore[misc]
+            await until_async(lambda wanted=wanted: control.view().totals.generated >= wanted)  # type: ignore[misc]
             kill(control)
-            await until(lambda kills=kills: control.view().totals.restarts == kills)  # type: ignore[misc]
+            await until_async(lambda kills=kills: control.view().totals.restarts == kills)  # type: ignore[misc]
         gate.open()
         assert await asyncio.gather(*tasks) == [engines.tokens(prompt, 60) for prompt in prompts.values()]
         assert control.view().totals.generated == 8 * 60
@@ -154,7 +149,7 @@ async def test_a_request_that_kills_workers_is_ended(code: int) -> None:
                 await decode(control, f"poison{attempt}", [code, 0], 10)
             assert (poison.value.status, poison.value.code) == (422, "request_quarantined")
             assert poison.value.headers == {"x-should-retry": "false"}
-        await until(lambda: control.view().phase == "ready")
+        await until_async(lambda: control.view().phase == "ready")
         assert control.view().totals.restarts == 2, "alone in a worker of its own, and never again"
         assert await decode(control, "next", PROMPT, 5) == engines.tokens(PROMPT, 5)
         (found,) = control.steering.list_quarantined()
@@ -193,7 +188,7 @@ async def test_a_worker_that_hangs_in_native_code_is_found_and_what_hangs_it_is_
 ) -> None:
     async with running(step_s=0.002) as control:
         good = asyncio.create_task(decode(control, "good", PROMPT, 3000))
-        await until(lambda: control.view().totals.generated > 3)
+        await until_async(lambda: control.view().totals.generated > 3)
         with pytest.raises(RequestError, match=r"ended .* worker processes"):
             await decode(control, "hangs", [engines.HANG, 0], 10)
         assert await good == engines.tokens(PROMPT, 3000)
@@ -210,8 +205,8 @@ async def test_a_worker_that_is_lost_too_often_is_tried_once_a_minute_and_serves
     async with running(limits, note) as control:
         for restarts in range(1, 4):
             kill(control)
-            await until(lambda restarts=restarts: control.view().totals.restarts == restarts)  # type: ignore[misc]
-            await until(lambda: control.view().phase == "ready")
+            await until_async(lambda restarts=restarts: control.view().totals.restarts == restarts)  # type: ignore[misc]
+            await until_async(lambda: control.view().phase == "ready")
         assert slept == [0.2, 0.4, 60.0]
         assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
 
@@ -224,13 +219,13 @@ async def test_while_it_is_tried_once_a_minute_requests_are_told_when_to_come_ba
 
     async with running(ControlLimits(max_running=4, max_waiting=8, max_restarts=0), wait_for_gate) as control:
         kill(control)
-        await until(lambda: "once a minute" in control.view().detail)
+        await until_async(lambda: "once a minute" in control.view().detail)
         refused = await refusal(control)
         assert (refused.status, refused.code) == (503, "model_restarting")
         assert refused.retry_after_s is not None
         assert 55 <= refused.retry_after_s <= 90
         gate.set()
-        await until(lambda: control.view().phase == "ready")
+        await until_async(lambda: control.view().phase == "ready")
         assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
 
 
@@ -311,7 +306,7 @@ async def test_one_request_too_many_is_answered_429(gate: Gate) -> None:
     limits = ControlLimits(max_running=1, max_waiting=1, max_restarts=1)
     async with running(limits, slots=1, gate=str(gate.path)) as control:
         tasks = [asyncio.create_task(decode(control, key, PROMPT, 40)) for key in ("a", "b")]
-        await until(lambda: control.view().streams == 2)
+        await until_async(lambda: control.view().streams == 2)
         refused = await refusal(control)
         assert (refused.status, refused.code) == (429, "queue_full")
         assert refused.retry_after_s is not None
@@ -333,7 +328,7 @@ async def test_closing_the_iterator_cancels_the_request() -> None:
 async def test_a_cancelled_task_cancels_the_request() -> None:
     async with running(slots=1, step_s=0.002) as control:
         task = asyncio.create_task(decode(control, "endless", PROMPT, 1_000_000))
-        await until(lambda: control.view().totals.generated > 3)
+        await until_async(lambda: control.view().totals.generated > 3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -350,7 +345,7 @@ async def test_what_the_worker_refuses_is_a_400() -> None:
 async def test_an_id_in_use_is_refused_and_harms_nobody(gate: Gate) -> None:
     async with running(gate=str(gate.path)) as control:
         task = asyncio.create_task(decode(control, "a", PROMPT, 30))
-        await until(lambda: control.view().streams == 1)
+        await until_async(lambda: control.view().streams == 1)
         assert (await refusal(control, "a")).status == 400
         gate.open()
         assert await task == engines.tokens(PROMPT, 30)
@@ -372,7 +367,7 @@ async def test_requests_that_come_during_a_restart_wait() -> None:
 
     async with running(sleep=wait_for_gate) as control:
         kill(control)
-        await until(lambda: "restart 1 of 5" in control.view().detail)
+        await until_async(lambda: "restart 1 of 5" in control.view().detail)
         view = control.view()
         assert view.phase == "restarting"
         assert view.ready is not None
@@ -388,9 +383,9 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new(gate: Gate) -> Non
     gate.allow(4)
     async with running(gate=str(gate.path)) as control:
         task = asyncio.create_task(decode(control, "a", PROMPT, 40))
-        await until(lambda: control.view().totals.generated > 3)
+        await until_async(lambda: control.view().totals.generated > 3)
         drain = asyncio.create_task(control.drain(WITHIN_S))
-        await until(lambda: control.view().phase == "draining")
+        await until_async(lambda: control.view().phase == "draining")
         refused = await refusal(control)
         assert (refused.status, refused.code) == (503, "model_draining")
         assert not task.done()
@@ -403,9 +398,9 @@ async def test_a_worker_lost_while_draining_is_replaced(gate: Gate) -> None:
     gate.allow(4)
     async with running(gate=str(gate.path)) as control:
         task = asyncio.create_task(decode(control, "a", PROMPT, 60))
-        await until(lambda: control.view().totals.generated > 3)
+        await until_async(lambda: control.view().totals.generated > 3)
         drain = asyncio.create_task(control.drain(WITHIN_S))
-        await until(lambda: control.view().phase == "draining")
+        await until_async(lambda: control.view().phase == "draining")
         kill(control)
         gate.open()
         assert await task == engines.tokens(PROMPT, 60)
@@ -416,7 +411,7 @@ async def test_a_worker_lost_while_draining_is_replaced(gate: Gate) -> None:
 async def test_drain_cuts_off_what_does_not_end_in_time() -> None:
     async with running(step_s=0.002) as control:
         task = asyncio.create_task(decode(control, "a", PROMPT, 1_000_000))
-        await until(lambda: control.view().streams == 1)
+        await until_async(lambda: control.view().streams == 1)
         await control.drain(0.05)
         with pytest.raises(RequestError, match="shutting down") as ended:
             await task
@@ -426,7 +421,7 @@ async def test_drain_cuts_off_what_does_not_end_in_time() -> None:
 async def test_close_ends_streams_and_can_come_at_any_time() -> None:
     async with running(step_s=0.002) as control:
         task = asyncio.create_task(decode(control, "a", PROMPT, 1_000_000))
-        await until(lambda: control.view().streams == 1)
+        await until_async(lambda: control.view().streams == 1)
         await control.close()
         with pytest.raises(RequestError, match="shutting down"):
             await task
@@ -443,7 +438,7 @@ async def test_close_in_the_middle_of_a_restart_leaves_nothing() -> None:
     for pause_s in (0.0, 0.002, 0.01):
         async with running(sleep=asyncio.sleep) as control:
             kill(control)
-            await until(lambda control=control: control.view().phase == "restarting")  # type: ignore[misc]
+            await until_async(lambda control=control: control.view().phase == "restarting")  # type: ignore[misc]
             await asyncio.sleep(pause_s)
             await asyncio.wait_for(control.close(), 5.0)
 
@@ -486,7 +481,7 @@ async def test_a_slow_reader_holds_no_more_than_its_own_tokens() -> None:
     async with running() as control:
         deltas = control.generate(Submit("slow", PROMPT, 50))
         first = await anext(deltas)
-        await until(lambda: control.view().streams == 0)  # the worker is done, the reader is not
+        await until_async(lambda: control.view().streams == 0)  # the worker is done, the reader is not
         rest = [delta async for delta in deltas]
         assert [token for delta in (first, *rest) for token in delta.tokens] == engines.tokens(PROMPT, 50)
         assert isinstance(rest[-1], Delta)

@@ -23,6 +23,7 @@ from policies.sampling import Sampling
 from tests.support import drafted, drafters
 from tests.support.loops import decode as decode_here
 from tests.support.loops import loop_over, toy
+from tests.support.waiting import until_async
 
 # Its depth is fixed: whether drafts pay depends on what else runs here.
 SUBMIT = Submit("a", [60, 32, 101], 200, sampling=Sampling(0.8, seed=3), depth=12)
@@ -65,12 +66,6 @@ def pid_of(control: TargetControl) -> int:
     return ready.pid
 
 
-async def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not happened():  # noqa: ASYNC110 -- tests look from outside
-            await asyncio.sleep(0.01)
-
-
 async def decode(control: TargetControl, meanwhile: Callable[[int], None] = lambda count: None) -> list[int]:
     got: list[int] = []
     async with aclosing(control.generate(SUBMIT)) as deltas:
@@ -90,7 +85,7 @@ async def test_the_target_serves_before_its_draft_worker_is_ready(expected):
     async with running(expected) as control:
         assert draft_of(control).phase == "starting"
         assert await decode(control) == expected
-        await until(lambda: draft_of(control).phase == "ready")
+        await until_async(lambda: draft_of(control).phase == "ready")
         await until_it_drafts(control, expected)
         ready = draft_of(control).ready
         assert ready is not None
@@ -107,7 +102,7 @@ async def until_it_drafts(control: TargetControl, expected: list[int]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_draft_process_killed_or_hung_in_a_stream_costs_no_token_and_comes_back(expected, number):
     async with running(expected) as control:
-        await until(lambda: draft_of(control).phase == "ready")
+        await until_async(lambda: draft_of(control).phase == "ready")
         await until_it_drafts(control, expected)
         pid = pid_of(control)
         struck: list[int] = []
@@ -121,7 +116,7 @@ async def test_a_draft_process_killed_or_hung_in_a_stream_costs_no_token_and_com
             assert await decode(control, strike) == expected
             if draft_of(control).restarts:
                 break
-        await until(lambda: draft_of(control).restarts == 1 and draft_of(control).phase == "ready")
+        await until_async(lambda: draft_of(control).restarts == 1 and draft_of(control).phase == "ready")
         assert struck
         assert not psutil.pid_exists(pid)
         await until_it_drafts(control, expected)
@@ -141,7 +136,7 @@ async def test_when_the_restarts_are_spent_the_target_goes_on_without(expected, 
 
 async def test_a_new_target_worker_is_attached_to_the_same_draft_worker(expected):
     async with running(expected) as control:
-        await until(lambda: draft_of(control).phase == "ready")
+        await until_async(lambda: draft_of(control).phase == "ready")
         await until_it_drafts(control, expected)
         pid, ready = pid_of(control), control.view().ready
         assert ready is not None
@@ -154,7 +149,7 @@ async def test_a_new_target_worker_is_attached_to_the_same_draft_worker(expected
 
 async def test_a_draft_that_cannot_be_loaded_is_not_tried_again(expected):
     async with running(expected, refused="no such file") as control:
-        await until(lambda: draft_of(control).phase == "failed")
+        await until_async(lambda: draft_of(control).phase == "failed")
         assert draft_of(control).detail == "no such file"
         assert draft_of(control).restarts == 0
         assert await decode(control) == expected
@@ -177,7 +172,7 @@ async def both(control: TargetControl, expected: list[int]) -> list[int]:
 
 async def test_each_replica_has_a_draft_worker_of_its_own_and_gets_another_one_that_is_free(expected):
     async with running(expected, replicas=2, max_restarts=0) as control:
-        await until(lambda: all(draft.phase == "ready" for draft in control.view().drafts))
+        await until_async(lambda: all(draft.phase == "ready" for draft in control.view().drafts))
         assert sorted(draft.targets for draft in control.view().drafts) == [("target-0",), ("target-1",)]
         async with asyncio.timeout(60.0):
             while min(await both(control, expected)) < 100:
@@ -186,10 +181,12 @@ async def test_each_replica_has_a_draft_worker_of_its_own_and_gets_another_one_t
         lost = control.view().replicas[0]
         assert lost.ready is not None
         os.kill(lost.ready.pid, signal.SIGKILL)
-        await until(lambda: control.view().replicas[0].spent)
+        await until_async(lambda: control.view().replicas[0].spent)
         assert sorted(draft.targets for draft in control.view().drafts) == [(), ("target-1",)]
         used = next(draft for draft in control.view().drafts if draft.targets)
         assert used.ready is not None
         os.kill(used.ready.pid, signal.SIGKILL)
-        await until(lambda: [one.targets for one in control.view().drafts if one.phase == "ready"] == [("target-1",)])
+        await until_async(
+            lambda: [one.targets for one in control.view().drafts if one.phase == "ready"] == [("target-1",)]
+        )
         await until_it_drafts(control, expected)

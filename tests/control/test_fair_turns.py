@@ -11,7 +11,8 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import RequestStats
 from policies.serving.overrides import Scope
 from tests.control.test_controller import gate as gate
-from tests.control.test_controller import running, until
+from tests.control.test_controller import running
+from tests.support.waiting import until_async
 
 LIMITS = ControlLimits(max_running=2, max_waiting=100, max_restarts=5)
 MANY, FEW, TOKENS = 24, 4, 6
@@ -31,9 +32,9 @@ async def test_a_key_with_few_requests_does_not_wait_behind_one_with_many():
     async with running(LIMITS, slots=2, step_s=0.005) as control:
         ended: list[str] = []
         many = [asyncio.create_task(follow(control, f"many-{n}", "many", ended)) for n in range(MANY)]
-        await until(lambda: len(ended) >= 2)
+        await until_async(lambda: len(ended) >= 2)
         few = [asyncio.create_task(follow(control, f"few-{n}", "few", ended)) for n in range(FEW)]
-        await until(lambda: control.view().streams == MANY + FEW - len(ended))
+        await until_async(lambda: control.view().streams == MANY + FEW - len(ended))
         before = len(ended)
         waiting = control.view().gauges
         assert waiting is not None
@@ -52,7 +53,7 @@ async def test_the_bound_of_drafts_is_known_while_a_request_waits_in_control(gat
     async with running(LIMITS, slots=2, gate=str(gate.path)) as control:
         ended: list[str] = []
         tasks = [asyncio.create_task(follow(control, f"r-{n}", "one", ended)) for n in range(MANY)]
-        await until(lambda: control.view().streams == MANY)
+        await until_async(lambda: control.view().streams == MANY)
         (replica,) = control.view().replicas
         assert replica.streams < MANY, "the last waits here"
         last = Submit(f"r-{MANY - 1}", [1, 2, 3], TOKENS, owner="one")
@@ -68,7 +69,7 @@ async def test_without_owners_everything_is_sent_at_once(gate):
     async with running(LIMITS, slots=2, gate=str(gate.path)) as control:
         ended: list[str] = []
         tasks = [asyncio.create_task(follow(control, f"r-{n}", "", ended)) for n in range(8)]
-        await until(lambda: control.view().streams == 8)
+        await until_async(lambda: control.view().streams == 8)
         assert sum(one.streams for one in control.view().replicas) == 8  # the worker has all of them
         gate.open()
         await asyncio.gather(*tasks)

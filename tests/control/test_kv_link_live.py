@@ -15,13 +15,14 @@ from orchestrator.daemon.bootstrap.start_specs import build_start_specs
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.contract import NODE_ADDRESS, WorkerSpec
-from tests.control.test_controller import at_once, until
+from tests.control.test_controller import at_once
 from tests.control.test_kv_moves_live import LIMITS, SCRIPT, STREAMS, Brake, ask, tokens_of, totals
 from tests.control.test_kv_moves_live import expected as expected
 from tests.control.test_kv_moves_live import failing as failing_alike
 from tests.control.test_kv_moves_live import slow as slow
 from tests.support import moving
 from tests.support.daemon import configuration
+from tests.support.waiting import until_async
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ async def apart(*specs: WorkerSpec) -> AsyncIterator[TargetControl]:
     await control.start()
     try:
         await asyncio.wait_for(control.wait_settled(), 60.0)
-        await until(lambda: all(one.phase == "ready" for one in control.view().replicas))
+        await until_async(lambda: all(one.phase == "ready" for one in control.view().replicas))
         yield control
     finally:
         await control.close()
@@ -57,9 +58,9 @@ async def move_all(control: TargetControl, slow: Brake, spec: WorkerSpec) -> dic
     that none ends before its pages have gone."""
     slow.set()
     tasks = [asyncio.create_task(tokens_of(control, ask(number))) for number in range(STREAMS)]
-    await until(lambda: control.view().totals.generated >= 10 * STREAMS)
+    await until_async(lambda: control.view().totals.generated >= 10 * STREAMS)
     changing = asyncio.create_task(control.change([spec], []))
-    await until(lambda: totals(control).pages + totals(control).recomputed >= STREAMS)
+    await until_async(lambda: totals(control).pages + totals(control).recomputed >= STREAMS)
     slow.release()
     texts = await asyncio.wait_for(asyncio.gather(*tasks), 60.0)
     await asyncio.wait_for(changing, 60.0)

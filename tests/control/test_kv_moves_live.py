@@ -25,10 +25,11 @@ from orchestrator.protocol.commands import SharedMemory, Submit
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.shared_memory import SharedMemoryFailed, open_memory, write_all
 from policies.sampling import Sampling
-from tests.control.test_controller import at_once, until
+from tests.control.test_controller import at_once
 from tests.support import moving
 from tests.support.daemon import configuration
 from tests.support.loops import decode, loop_over, toy
+from tests.support.waiting import until_async
 
 SCRIPT = "base_ms=1&row_ms=0.05&drift_ms=40&drift_while={slow}"
 TOKENS = 250
@@ -100,7 +101,7 @@ async def serving(*specs: WorkerSpec) -> AsyncIterator[TargetControl]:
     await control.start()
     try:
         await asyncio.wait_for(control.wait_settled(), 60.0)
-        await until(lambda: all(one.phase == "ready" for one in control.view().replicas))
+        await until_async(lambda: all(one.phase == "ready" for one in control.view().replicas))
         yield control
         assert len(control._effects.memories) == 0, "all was given back while control serves"
         assert not list_shared()
@@ -120,9 +121,9 @@ async def move_all(control: TargetControl, slow: Brake, *specs: WorkerSpec) -> d
     """Decode all streams, and change to these workers once each has some tokens."""
     slow.set()
     tasks = [asyncio.create_task(tokens_of(control, ask(number))) for number in range(STREAMS)]
-    await until(lambda: control.view().totals.generated >= 10 * STREAMS)
+    await until_async(lambda: control.view().totals.generated >= 10 * STREAMS)
     changing = asyncio.create_task(control.change(specs, []))
-    await until(lambda: control.view().replicas[0].name == specs[0].name)
+    await until_async(lambda: control.view().replicas[0].name == specs[0].name)
     slow.release()
     texts = await asyncio.wait_for(asyncio.gather(*tasks), 60.0)
     await asyncio.wait_for(changing, 60.0)

@@ -24,10 +24,11 @@ from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.failover.standby import FailoverRules
-from tests.control.test_controller import PROMPT, WITHIN_S, at_once, decode, refusal, until, workers
+from tests.control.test_controller import PROMPT, WITHIN_S, at_once, decode, refusal, workers
 from tests.control.test_controller import gate as gate
 from tests.support import engines
 from tests.support.engines import Gate
+from tests.support.waiting import until_async
 
 LIMITS = ControlLimits(max_running=4, max_waiting=8, max_restarts=5)
 LONG_PROMPT = list(range(640))
@@ -47,7 +48,7 @@ async def running(
     await control.start()
     try:
         await asyncio.wait_for(control.wait_settled(), WITHIN_S)
-        await until(lambda: all(one.phase != "starting" for one in replicas(control)))
+        await until_async(lambda: all(one.phase != "starting" for one in replicas(control)))
         yield control
     finally:
         await control.close()
@@ -70,7 +71,7 @@ def list_generated(control: TargetControl) -> list[int]:
 async def test_requests_are_spread_and_none_waits_while_a_place_is_free(gate: Gate) -> None:
     async with running(3, slots=2, gate=str(gate.path)) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n, 5], 50)) for n in range(6)]
-        await until(lambda: control.view().streams == 6)
+        await until_async(lambda: control.view().streams == 6)
         assert [one.streams for one in replicas(control)] == [2, 2, 2]
         gate.open()
         assert await asyncio.gather(*tasks) == [engines.tokens([n, 5], 50) for n in range(6)]
@@ -81,7 +82,7 @@ async def test_a_prompt_goes_where_it_was_computed_unless_that_queue_is_long(gat
     gate.allow(10)
     async with running(slots=2, gate=str(gate.path)) as control:
         busy = asyncio.create_task(decode(control, "busy", PROMPT, 40))
-        await until(lambda: control.view().streams == 1)
+        await until_async(lambda: control.view().streams == 1)
         await decode(control, "first", LONG_PROMPT, 10)
         gate.open()
         await busy
@@ -91,10 +92,10 @@ async def test_a_prompt_goes_where_it_was_computed_unless_that_queue_is_long(gat
         assert list_generated(control) == [50, 20]  # among idle ones, the first by name without a reason for the second
         gate.allow(10)
         tasks = [asyncio.create_task(decode(control, f"long{n}", LONG_PROMPT, 60)) for n in range(2)]
-        await until(lambda: control.view().streams == 2)
+        await until_async(lambda: control.view().streams == 2)
         assert [one.streams for one in replicas(control)] == [0, 2]
         tasks += [asyncio.create_task(decode(control, f"more{n}", LONG_PROMPT, 60)) for n in range(4)]
-        await until(lambda: control.view().streams == 6)
+        await until_async(lambda: control.view().streams == 6)
         assert replicas(control)[0].streams >= 2
         gate.open()
         assert await asyncio.gather(*tasks) == [engines.tokens(LONG_PROMPT, 60)] * 6
@@ -109,7 +110,7 @@ async def test_streams_of_a_killed_replica_go_on_at_once_elsewhere(gate: Gate) -
     gate.allow(20)
     async with running(sleep=wait_to_start, gate=str(gate.path)) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 80)) for n in range(4)]
-        await until(lambda: min(list_generated(control)) > 10)
+        await until_async(lambda: min(list_generated(control)) > 10)
         kill(replicas(control)[0])
         gate.open()
         # Nothing starts yet: the other replica has to do it all.
@@ -120,7 +121,7 @@ async def test_streams_of_a_killed_replica_go_on_at_once_elsewhere(gate: Gate) -
         assert view.totals.generated == 4 * 80
         assert await decode(control, "late", PROMPT, 5) == engines.tokens(PROMPT, 5)
         starts.set()
-        await until(lambda: [one.phase for one in replicas(control)] == ["ready", "ready"])
+        await until_async(lambda: [one.phase for one in replicas(control)] == ["ready", "ready"])
         assert control.view().detail == ""
 
 
@@ -133,12 +134,12 @@ async def test_what_waits_goes_over_to_a_replica_that_is_back(gate: Gate) -> Non
     gate.allow(10)
     async with running(sleep=wait_to_start, slots=1, gate=str(gate.path)) as control:
         kill(replicas(control)[0])
-        await until(lambda: replicas(control)[0].phase == "restarting")
+        await until_async(lambda: replicas(control)[0].phase == "restarting")
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 100)) for n in range(4)]
-        await until(lambda: list_generated(control)[1] > 5)
+        await until_async(lambda: list_generated(control)[1] > 5)
         assert [one.streams for one in replicas(control)] == [0, 4]
         starts.set()
-        await until(lambda: list_generated(control)[0] > 5)
+        await until_async(lambda: list_generated(control)[0] > 5)
         gate.open()
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 100) for n in range(4)]
         assert min(list_generated(control)) >= 100
@@ -148,11 +149,11 @@ async def test_what_waits_goes_over_to_a_replica_that_is_back(gate: Gate) -> Non
 async def test_when_all_are_killed_at_once_nobody_is_blamed_and_every_stream_goes_on(count: int) -> None:
     async with running(count, step_s=0.003) as control:
         lone = asyncio.create_task(decode(control, "lone", [7], 90))
-        await until(lambda: sum(list_generated(control)) > 5)
+        await until_async(lambda: sum(list_generated(control)) > 5)
         for one in replicas(control):
             kill(one)
         assert await lone == engines.tokens([7], 90)
-        await until(lambda: all(one.totals.restarts == 1 for one in replicas(control)))
+        await until_async(lambda: all(one.totals.restarts == 1 for one in replicas(control)))
 
 
 @pytest.mark.parametrize("code", [engines.ABORT, engines.RAISE])
@@ -172,7 +173,7 @@ async def test_one_replica_that_cannot_start_leaves_the_other_to_serve() -> None
     await control.start()
     try:
         assert (await control.wait_settled()).phase == "ready"
-        await until(lambda: [one.phase for one in replicas(control)] == ["failed", "ready"])
+        await until_async(lambda: [one.phase for one in replicas(control)] == ["failed", "ready"])
         assert "replica 0 is failed: no such device" in control.view().detail
         assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
     finally:
@@ -200,12 +201,12 @@ async def running_unlike(limits: ControlLimits, **options: Any) -> AsyncIterator
 
 async def test_where_all_are_to_be_alike_a_replica_whose_tokens_would_differ_takes_no_stream() -> None:
     async with running_unlike(ALIKE) as control:
-        await until(lambda: sorted(replica.phase for replica in replicas(control)) == ["failed", "ready"])
+        await until_async(lambda: sorted(replica.phase for replica in replicas(control)) == ["failed", "ready"])
         failed = next(replica for replica in replicas(control) if replica.phase == "failed")
         assert "activations" in failed.detail
         assert "model.alike is true" in failed.detail
         assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
-        await until(lambda: len(workers()) == 1)
+        await until_async(lambda: len(workers()) == 1)
 
 
 async def read_groups(control: TargetControl, name: str, count: int) -> list[tuple[int, str]]:
@@ -223,9 +224,9 @@ async def read_groups(control: TargetControl, name: str, count: int) -> list[tup
 async def test_unlike_replicas_serve_in_groups_and_a_stream_says_where_it_changes_its_own() -> None:
     limits = replace(LIMITS, failover=FailoverRules(0.0, 10.0, "streams"))
     async with running_unlike(limits, step_s=0.005) as control:
-        await until(lambda: [replica.phase for replica in replicas(control)] == ["ready", "ready"])
+        await until_async(lambda: [replica.phase for replica in replicas(control)] == ["ready", "ready"])
         reading = [asyncio.create_task(read_groups(control, "r" * (1 + n), 200)) for n in range(4)]
-        await until(lambda: min(list_generated(control)) > 10)
+        await until_async(lambda: min(list_generated(control)) > 10)
         kill(replicas(control)[0])
         groups = await asyncio.gather(*reading)
         changed = [of_one for of_one in groups if len(of_one) == 2]
@@ -237,9 +238,9 @@ async def test_unlike_replicas_serve_in_groups_and_a_stream_says_where_it_change
 
 async def test_a_stream_waits_for_its_own_group_where_it_may_not_change_it() -> None:
     async with running_unlike(LIMITS, step_s=0.005) as control:
-        await until(lambda: [replica.phase for replica in replicas(control)] == ["ready", "ready"])
+        await until_async(lambda: [replica.phase for replica in replicas(control)] == ["ready", "ready"])
         reading = [asyncio.create_task(read_groups(control, "r" * (1 + n), 200)) for n in range(4)]
-        await until(lambda: min(list_generated(control)) > 10)
+        await until_async(lambda: min(list_generated(control)) > 10)
         kill(replicas(control)[0])
         assert all(len(groups) == 1 for groups in await asyncio.gather(*reading))
         assert sum(control.view().changed_groups.values()) == 0
@@ -247,7 +248,7 @@ async def test_a_stream_waits_for_its_own_group_where_it_may_not_change_it() -> 
 
 async def test_a_request_for_one_group_is_served_by_it_alone_and_refused_where_it_is_gone() -> None:
     async with running_unlike(LIMITS) as control:
-        await until(lambda: [replica.phase for replica in replicas(control)] == ["ready", "ready"])
+        await until_async(lambda: [replica.phase for replica in replicas(control)] == ["ready", "ready"])
         for replica in replicas(control):
             wanted = find_group(replica.ready)
             deltas = [delta async for delta in control.generate(Submit(f"of {wanted}", PROMPT, 5, group=wanted))]
@@ -261,7 +262,7 @@ async def test_admission_counts_over_all_replicas(gate: Gate) -> None:
     limits = ControlLimits(max_running=1, max_waiting=1, max_restarts=1)
     async with running(2, limits, slots=1, gate=str(gate.path)) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 60)) for n in range(3)]
-        await until(lambda: control.view().streams == 3)
+        await until_async(lambda: control.view().streams == 3)
         refused = await refusal(control)
         assert (refused.status, refused.code) == (429, "queue_full")
         gate.open()
@@ -289,14 +290,14 @@ def some(*names: str, **options: Any) -> list[WorkerSpec]:
 async def test_replicas_become_more_and_fewer_while_streams_go_on() -> None:
     async with running(1, step_s=0.003) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 1000)) for n in range(6)]
-        await until(lambda: sum(list_generated(control)) > 10)
+        await until_async(lambda: sum(list_generated(control)) > 10)
         assert await control.change(some("a", "b", step_s=0.003), []) == [0, 1]
         assert [one.name for one in replicas(control)] == ["target-0", "b"], "what runs as it should stays"
-        await until(lambda: list_generated(control)[1] > 20)
+        await until_async(lambda: list_generated(control)[1] > 20)
         assert sum(one.streams for one in replicas(control)) == 6
         kill(replicas(control)[1])
-        await until(lambda: replicas(control)[1].totals.restarts == 1 and replicas(control)[1].phase == "ready")
-        await until(lambda: replicas(control)[1].streams > 0)
+        await until_async(lambda: replicas(control)[1].totals.restarts == 1 and replicas(control)[1].phase == "ready")
+        await until_async(lambda: replicas(control)[1].streams > 0)
         assert await control.change(some("c", step_s=0.003), []) == [0]
         assert [(one.name, one.phase) for one in replicas(control)] == [("target-0", "ready")]
         assert len(workers()) == 1
@@ -325,7 +326,7 @@ async def test_what_cannot_serve_beside_the_others_changes_nothing() -> None:
 async def test_a_replica_is_replaced_while_streams_go_on(count: int) -> None:
     async with running(count, step_s=0.003) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 150)) for n in range(4)]
-        await until(lambda: min(list_generated(control)) > 10)
+        await until_async(lambda: min(list_generated(control)) > 10)
         before = replicas(control)[0]
         spec = msgspec.structs.replace(engines.spec(slots=7), name="target-0", environment={"SCRIPTED_DEVICE": "new"})
         await control.change([spec, *some("target-1", step_s=0.003)][:count], [])
@@ -351,14 +352,14 @@ async def test_a_replacement_that_does_not_start_leaves_the_old_one() -> None:
 async def test_streams_of_a_replica_that_stops_go_on_at_once_elsewhere() -> None:
     async with running(step_s=0.002) as control:
         tasks = [asyncio.create_task(decode(control, f"r{n}", [n], 1500)) for n in range(2)]
-        await until(lambda: min(list_generated(control)) > 5)
+        await until_async(lambda: min(list_generated(control)) > 5)
         ready = replicas(control)[1].ready
         assert ready is not None
         os.kill(ready.pid, signal.SIGSTOP)
         liveness = Liveness(control, SystemClock(), stalled_after_s=0.5)
-        await until(lambda: liveness.verdict() == "stalled")
+        await until_async(lambda: liveness.verdict() == "stalled")
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 1500) for n in range(2)]
-        await until(lambda: [one.phase for one in replicas(control)] == ["ready", "ready"])
+        await until_async(lambda: [one.phase for one in replicas(control)] == ["ready", "ready"])
         assert replicas(control)[1].totals.restarts == 1
 
 
@@ -367,9 +368,11 @@ async def test_streams_stay_with_a_replica_of_another_kind_that_is_replaced_unti
     async with running(1, step_s=0.003, activations="bf16") as control:
         old = replicas(control)[0].ready
         task = asyncio.create_task(decode(control, "long", PROMPT, tokens))
-        await until(lambda: list_generated(control)[0] > 5)
+        await until_async(lambda: list_generated(control)[0] > 5)
         replaced = asyncio.create_task(control.change([engines.spec(activations="fp32")], []))
-        await until(lambda: (ready := replicas(control)[0].ready) is not None and ready.precision.activations == "fp32")
+        await until_async(
+            lambda: (ready := replicas(control)[0].ready) is not None and ready.precision.activations == "fp32"
+        )
         assert await decode(control, "new", [4], 5) == engines.tokens([4], 5)
         assert replicas(control)[0].totals.generated < tokens
         assert len(workers()) == 2

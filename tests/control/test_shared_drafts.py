@@ -20,9 +20,10 @@ from orchestrator.daemon.control.port import DraftView
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.launch.local import LocalCluster
 from policies.serving.draft_pool import PoolSize
-from tests.control.test_drafts import SUBMIT, until
+from tests.control.test_drafts import SUBMIT
 from tests.control.test_drafts import expected as expected
 from tests.support import drafted, drafters
+from tests.support.waiting import until_async
 
 ONE = PoolSize(1, 1)
 
@@ -50,8 +51,8 @@ async def sharing(
     await control.start()
     try:
         await asyncio.wait_for(control.wait_settled(), 60.0)
-        await until(lambda: all(one.phase == "ready" for one in control.view().replicas))
-        await until(lambda: all_connected(control))
+        await until_async(lambda: all(one.phase == "ready" for one in control.view().replicas))
+        await until_async(lambda: all_connected(control))
         yield control
     finally:
         await control.close()
@@ -88,7 +89,7 @@ async def spread(control: TargetControl) -> asyncio.Future[list[list[int]]]:
         for other in names:
             control.steering.hold("worker", other, "cordoned" if other != name else "")
         tasks.append(asyncio.create_task(decode(control, f"on {name}")))
-        await until(partial(has_streams, control, name))
+        await until_async(partial(has_streams, control, name))
     for name in names:
         control.steering.hold("worker", name, "")
     return asyncio.gather(*tasks)
@@ -123,7 +124,7 @@ async def test_two_replicas_on_one_draft_worker_say_what_plain_decoding_says(exp
         (draft,) = control.view().drafts
         assert sorted(draft.targets) == sorted(draft.connected) == ["target-0", "target-1"]
         await until_all_draft(control, expected)
-        await until(lambda: drafts_of(control)[0].load is not None)
+        await until_async(lambda: drafts_of(control)[0].load is not None)
         load = drafts_of(control)[0].load
         assert load is not None
         assert load.targets == 2
@@ -141,7 +142,7 @@ async def test_a_shared_draft_worker_that_is_lost_costs_no_replica_a_token(expec
         async with asyncio.timeout(60.0):
             while not control.view().drafts[0].restarts:  # a hung one is found while it is asked
                 await decode_at_once(control, expected, 4)
-        await until(lambda: all_connected(control))
+        await until_async(lambda: all_connected(control))
         assert not psutil.pid_exists(ready.pid)
         await until_all_draft(control, expected)
         assert control.view().totals.restarts == 0
@@ -155,7 +156,7 @@ async def test_a_replica_that_is_killed_leaves_the_other_its_drafts_and_gets_the
         running = await spread(control)
         os.kill(lost.ready.pid, signal.SIGKILL)
         assert await running == [expected] * 2
-        await until(lambda: control.view().replicas[0].phase == "ready" and all_connected(control))
+        await until_async(lambda: control.view().replicas[0].phase == "ready" and all_connected(control))
         await until_all_draft(control, expected)
         assert control.view().drafts[0].restarts == 0
 
@@ -169,7 +170,7 @@ async def test_a_replica_that_stands_still_in_a_request_holds_up_no_draft_of_the
         running = await spread(control)
         os.kill(stopped.ready.pid, signal.SIGSTOP)
         try:
-            await until(lambda: control.view().replicas[1].totals.accepted - before >= 100)
+            await until_async(lambda: control.view().replicas[1].totals.accepted - before >= 100)
         finally:
             if psutil.pid_exists(stopped.ready.pid):
                 os.kill(stopped.ready.pid, signal.SIGCONT)
@@ -188,8 +189,8 @@ async def test_a_worker_is_added_while_sharing_costs_drafts_and_removed_when_it_
                 await decode_at_once(control, expected, 4)
         assert sorted(draft.targets for draft in drafts_of(control)) == [("target-0",), ("target-1",)]
         await until_all_draft(control, expected)
-        await until(lambda: len(control.view().drafts) == 1, 60.0)
-        await until(lambda: all_connected(control))
+        await until_async(lambda: len(control.view().drafts) == 1, 60.0)
+        await until_async(lambda: all_connected(control))
         assert sorted(control.view().drafts[0].targets) == ["target-0", "target-1"]
         await until_all_draft(control, expected)
         assert control.view().drafts[0].restarts == 0
@@ -197,12 +198,12 @@ async def test_a_worker_is_added_while_sharing_costs_drafts_and_removed_when_it_
 
 async def test_more_workers_than_one_share_the_replicas_and_one_that_is_lost_leaves_its_own_to_the_other(expected):
     async with sharing(expected, replicas=3, size=PoolSize(2, 2)) as control:
-        await until(lambda: len(drafts_of(control)) == 2 and all_connected(control))
+        await until_async(lambda: len(drafts_of(control)) == 2 and all_connected(control))
         assert sorted(len(draft.targets) for draft in drafts_of(control)) == [1, 2]
         ready = drafts_of(control)[0].ready
         assert ready is not None
         os.kill(ready.pid, signal.SIGKILL)
-        await until(lambda: any(len(draft.connected) == 3 for draft in control.view().drafts))
+        await until_async(lambda: any(len(draft.connected) == 3 for draft in control.view().drafts))
         await until_all_draft(control, expected)
-        await until(lambda: len(drafts_of(control)) == 2 and all_connected(control))
+        await until_async(lambda: len(drafts_of(control)) == 2 and all_connected(control))
         assert sorted(len(draft.targets) for draft in drafts_of(control)) == [1, 2]

@@ -35,10 +35,11 @@ from orchestrator.planning.basis import list_left_out_as_unlike
 from orchestrator.planning.proposal import build_proposal
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.failover.standby import FailoverRules, Readiness
-from tests.control.test_controller import PROMPT, at_once, decode, until
+from tests.control.test_controller import PROMPT, at_once, decode
 from tests.control.test_plan_keeper import Clock, Making, Workers, first_plan, name_workers
 from tests.control.test_replicas import LIMITS
 from tests.support import engines
+from tests.support.waiting import until_async
 
 
 def name_worker(name: str, **options: object) -> WorkerSpec:
@@ -79,7 +80,7 @@ async def test_a_refused_replica_is_named_and_neither_its_device_nor_a_crash_is(
     one, other, told, reason, became
 ) -> None:
     async with start_control(name_worker("one", **one), name_worker("other", **other)) as control:
-        await until(lambda: any(map(find_out_reason, control.view().replicas)))
+        await until_async(lambda: any(map(find_out_reason, control.view().replicas)))
         view = control.view()
         (missing,) = list_missing(view)
         assert list_out(view) == [("worker", missing.name, "failed")]
@@ -94,7 +95,7 @@ async def test_a_refused_replica_is_named_and_neither_its_device_nor_a_crash_is(
 
 async def test_a_replica_that_ends_at_each_start_is_named_while_it_is_tried_again() -> None:
     async with start_control(name_worker("good"), name_worker("bad", fail_start="exit")) as control:
-        await until(lambda: control.view().replicas[1].spent)
+        await until_async(lambda: control.view().replicas[1].spent)
         view = control.view()
         (part,) = [one for one in view.health if one.kind == "worker"]
         assert (part.name, part.state, view.replicas[1].phase) == ("bad", "open", "starting")
@@ -105,7 +106,7 @@ async def test_a_replica_that_ends_at_each_start_is_named_while_it_is_tried_agai
 async def test_a_standby_with_other_bits_is_named_though_nothing_is_left_of_it() -> None:
     spare = StandbySpec(name_worker("spare", activations="fp32"), Readiness.HOT)
     async with start_control(name_worker("good", activations="bf16"), standbys=(spare,)) as control:
-        await until(lambda: bool(control.view().health))
+        await until_async(lambda: bool(control.view().health))
         view = control.view()
         assert list_out(view) == [("worker", "spare", "failed")]
         assert "its tokens could differ" in view.health[0].why
@@ -114,7 +115,7 @@ async def test_a_standby_with_other_bits_is_named_though_nothing_is_left_of_it()
 
 async def test_a_draft_worker_that_cannot_start_is_named() -> None:
     async with start_control(name_worker("good"), drafts=(name_worker("small", fail_start="final"),)) as control:
-        await until(lambda: bool(control.view().health))
+        await until_async(lambda: bool(control.view().health))
         assert list_out(control.view()) == [("worker", "small", "failed")]
 
 
@@ -123,7 +124,7 @@ async def test_what_serves_of_a_plan_is_what_its_replicas_reach_that_are_ready(t
     keeper = PlanKeeper(name_workers(proposal), Workers(), Making(), DriftPolicy(0.2, 3.0), Clock())
     async with start_control(name_worker("good"), name_worker("bad", fail_start="final")) as control:
         control.views.plan_view = keeper.view
-        await until(lambda: any(map(find_out_reason, control.view().replicas)))
+        await until_async(lambda: any(map(find_out_reason, control.view().replicas)))
         plan = control.view().plan
         reached = [one.prediction.goodput_tokens_per_s for one in proposal.plan.replicas]
         assert plan is not None
@@ -179,7 +180,7 @@ async def test_a_replica_that_loads_for_longer_than_its_plan_says_is_told_and_no
     control.views.expect_load_s = lambda engine: expected_s
     await control.start()
     try:
-        await until(lambda: [replica.phase for replica in control.view().replicas] == ["ready", "starting"])
+        await until_async(lambda: [replica.phase for replica in control.view().replicas] == ["ready", "starting"])
         patient = control.views.build_view(clock.monotonic_s() + patient_s)
         assert (list_out(patient), not any(count_out(patient).values())) == ([], True)
         assert list_shortfall(patient)[0].startswith("slow is starting")
@@ -209,13 +210,13 @@ async def test_a_replica_whose_host_is_away_is_told_until_the_host_is_back() -> 
     control = TargetControl(cluster, [name_worker("good"), far], LIMITS, SystemClock(), at_once)
     await control.start()
     try:
-        await until(lambda: control.view().phase == "ready" and count_out(control.view())["host"] == 1)
+        await until_async(lambda: control.view().phase == "ready" and count_out(control.view())["host"] == 1)
         view = control.view()
         assert list_shortfall(view) == [describe_missing(view.replicas[1])]
         assert "far waits for its host: there is no node 10.0.0.7" in list_shortfall(view)[0]
         assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
         cluster.missing = ""
-        await until(lambda: list_missing(control.view()) == [])
+        await until_async(lambda: list_missing(control.view()) == [])
         assert not any(count_out(control.view()).values())
     finally:
         await control.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from orchestrator.config.keys_file import USUAL_SCOPES
 from tests.daemon.test_replicas import until_all_serve
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 from tests.support.malformed import CANARY, send_requests
+from tests.support.waiting import until
 
 STREAMS = range(4)
 TOKENS = 400
@@ -73,13 +73,6 @@ def run_command(*words: str, code: int = 0) -> str:
     told = done.output + (str(done.exception) if done.exception is not None else "")
     assert done.exit_code == code, told
     return told
-
-
-def until(true: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +135,7 @@ def test_live_requests_are_listed_with_their_keys_name_and_never_with_what_they_
         assert found[0]["replica"] in ("target-0", "target-1")
         assert found[0]["tokens"] >= 1
         assert PRIVATE not in shown + json.dumps(found) + fleet.run("explain", first.id)
-    until(lambda: fleet.list_requests() == [], "a client that has gone has no request")
+    until(lambda: fleet.list_requests() == [], what="a client that has gone has no request")
     assert "no request is running" in fleet.run("requests")
     history = fleet.read("explain", first.id)["requests"][0]
     assert (history["state"], history["outcome"]) == ("ended", "the client has gone")
@@ -159,7 +152,7 @@ def test_a_cancelled_stream_ends_with_an_error_and_leaves_its_place(fleet: Fleet
             for _ in pieces:
                 pass
         assert caught.value.code == "request_cancelled"
-    until(lambda: (fleet.daemon.status()["gauges"] or {"running": 1})["running"] == 0, "its slot is free")
+    until(lambda: (fleet.daemon.status()["gauges"] or {"running": 1})["running"] == 0, what="its slot is free")
     assert "no request" in fleet.run("cancel", request_id, "--yes", code=1)
 
 
@@ -167,7 +160,7 @@ def test_a_cancelled_request_that_does_not_stream_is_answered_once(fleet: Fleet)
     stubborn = fleet.client.with_options(max_retries=2)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(lambda: stubborn.completions.create(**LONG))
-        until(lambda: len(fleet.list_requests()) == 1, "it runs")
+        until(lambda: len(fleet.list_requests()) == 1, what="it runs")
         fleet.run("cancel", fleet.list_requests()[0]["request_id"], "--yes")
         with pytest.raises(openai.ConflictError) as caught:
             answer.result(60.0)
@@ -197,7 +190,7 @@ def test_a_drain_that_cannot_end_in_time_says_what_remains(fleet: Fleet) -> None
         assert "goes on draining" in told
         assert fleet.read("health")["parts"][0]["state"] == "draining"
         assert "all parts are healthy" in fleet.run("uncordon", "here/CPU")
-    until(lambda: fleet.list_requests() == [], "its client has gone")
+    until(lambda: fleet.list_requests() == [], what="its client has gone")
 
 
 def test_a_cordoned_worker_takes_nothing_and_the_older_form_of_the_command_goes_on_working(fleet: Fleet) -> None:
@@ -221,11 +214,11 @@ def test_a_worker_is_failed_over_and_has_its_streams_back_and_no_text_changes(
     source = fleet.find_replica(streams.ids[0])
     target = {"target-0": "target-1", "target-1": "target-0"}[source]
     assert fleet.read("failover", source, "--to", target, "--yes") == {"worker": source, "to": target}
-    until(lambda: fleet.find_replica(streams.ids[0]) != source, "it left")
+    until(lambda: fleet.find_replica(streams.ids[0]) != source, what="it left")
     answer = fleet.client.completions.create(model="toy", prompt="z", max_tokens=2)
     assert fleet.read("explain", answer.id)["routes"][0]["replica"] == target
     assert "has its place again" in fleet.run("failover", source, "--back", "--yes")
-    until(lambda: fleet.find_replica(streams.ids[0]) in (source, ""), "it is back, or has ended")
+    until(lambda: fleet.find_replica(streams.ids[0]) in (source, ""), what="it is back, or has ended")
     assert streams.texts() == expected
     assert fleet.read("health")["parts"] == []
     moves = fleet.read("explain", streams.ids[0])["requests"][0]["moves"]
@@ -254,18 +247,18 @@ def test_drafters_are_swapped_while_streams_run_and_no_text_changes(fleet: Fleet
 
     assert list_states() == {"ok"}
     assert "off" in fleet.run("draft", "swap", "off")
-    until(lambda: list_states() == {"off"}, "no drafter proposes")
+    until(lambda: list_states() == {"off"}, what="no drafter proposes")
     before = count_drafted()
     streams = Streams(fleet, drafts=True)
     assert count_drafted() == before, "nobody was asked"
     fleet.run("draft", "swap", "suffix")
-    until(lambda: count_drafted() > before, "streams that run have drafts")
+    until(lambda: count_drafted() > before, what="streams that run have drafts")
     assert "there is suffix" in fleet.run("draft", "swap", "nobody", code=1)
     assert "there is 0, 1" in fleet.run("draft", "swap", "off", "--engine", "7", code=1)
     fleet.run("draft", "swap", "off", "--engine", "1")
     assert [one["chosen"] for one in fleet.read("draft", "list")["replicas"]] == [["suffix"], []]
     fleet.run("draft", "reset")
-    until(lambda: list_states() == {"ok"}, "all propose again")
+    until(lambda: list_states() == {"ok"}, what="all propose again")
     assert streams.texts() == expected
 
 

@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +19,11 @@ import pytest
 from orchestrator.cli.daemon_socket import StatusError, query_daemon
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 from tests.support.profiles import store_simulated_profiles
+from tests.support.waiting import until
 
 PROMPT = "the same words again and again and the same words again and again and"
 TOKENS = 150
 LIMITS = {"max_running": 2}
-
-
-def until(met: Callable[[], Any], what: str, seconds: float = 240.0) -> None:
-    """Wait until it is so."""
-    end_s = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end_s, f"never: {what}"
-        time.sleep(0.02)
 
 
 @dataclass
@@ -66,7 +59,7 @@ class Flow:
     def wait_pieces(self, more: int = 5) -> None:
         """Wait until so many more pieces have come."""
         wanted = self.pieces + more
-        until(lambda: self.pieces >= wanted, "streams go on")
+        until(lambda: self.pieces >= wanted, what="streams go on")
 
 
 @dataclass
@@ -158,7 +151,7 @@ def test_bounds_of_requests_hold_at_once(server: Server) -> None:
         extra.start()  # it waits for a place
         extra.join()
         assert server.reload(limits={**LIMITS, "max_waiting": 0}) == {"limits.max_waiting": "live"}
-        until(lambda: server.daemon.status()["streams"] == 4, "all places are taken")
+        until(lambda: server.daemon.status()["streams"] == 4, what="all places are taken")
         refused: list[str] = []
         for _ in range(20):  # now and then one of the four has just ended
             try:
@@ -216,17 +209,17 @@ def test_drafts_are_swapped_under_streams(server: Server) -> None:
 
     with server.flowing() as flow:
         server.reload(drafts=[suffix])
-        until(lambda: names() == {"suffix"}, "the suffix drafter is there")
+        until(lambda: names() == {"suffix"}, what="the suffix drafter is there")
         flow.wait_pieces()
         server.reload(drafts=[suffix, {**model, "process": "own"}])
-        until(lambda: names() == {"suffix", "model"}, "the draft worker is connected")
+        until(lambda: names() == {"suffix", "model"}, what="the draft worker is connected")
         ready = ["ready", "ready"]
-        until(lambda: [one["phase"] for one in server.daemon.status()["drafts"]] == ready, "both are ready")
+        until(lambda: [one["phase"] for one in server.daemon.status()["drafts"]] == ready, what="both are ready")
         flow.wait_pieces(20)
         drafted = server.daemon.status()["totals"]["by_drafter"]
         assert drafted.get("model", {}).get("accepted", 0) + drafted.get("suffix", {}).get("accepted", 0) > 0
         server.reload(drafts=[])
-        until(lambda: names() == set() and not server.daemon.status()["drafts"], "no drafter is left")
+        until(lambda: names() == set() and not server.daemon.status()["drafts"], what="no drafter is left")
         flow.wait_pieces()
     assert server.pids() == before
 
@@ -306,12 +299,12 @@ def test_a_hangup_reloads_and_the_log_says_what_came_of_it(server: Server) -> No
     with server.flowing():
         server.write(limits={**LIMITS, "max_body": "3 KiB"})
         server.daemon.process.send_signal(signal.SIGHUP)
-        until(lambda: "limits.max_body: 8 MiB -> 3 KiB (live)" in server.daemon.log.read_text(), "the log says it")
+        until(lambda: "limits.max_body: 8 MiB -> 3 KiB (live)" in server.daemon.log.read_text(), what="the log says it")
         with pytest.raises(openai.APIStatusError):
             server.complete(prompt="x" * 4000)
         server.write(limits={**LIMITS, "max_body": 3})
         server.daemon.process.send_signal(signal.SIGHUP)
-        until(lambda: "limits.max_body: needs a unit" in server.daemon.log.read_text(), "the log says why not")
+        until(lambda: "limits.max_body: needs a unit" in server.daemon.log.read_text(), what="the log says why not")
         assert "Traceback" not in server.daemon.log.read_text()
 
 
@@ -364,18 +357,18 @@ def test_objectives_reuse_and_the_log_level_hold_at_once(server: Server) -> None
         server.complete(2, prompt=PROMPT * 6)
         return int(server.daemon.status()["gauges"]["prefix_hits"]) - before
 
-    until(lambda: count_hits() > 0, "prompts are reused")
+    until(lambda: count_hits() > 0, what="prompts are reused")
     server.reload(
         limits={**LIMITS, "prefix_reuse": False}, slo={"ttft_ms": 500}, logging={"format": "json", "level": "error"}
     )
     assert server.daemon.status()["slo"]["objectives"]["ttft"]["ms"] == 500.0
     until(
         lambda: all(one["gauges"]["slo"] is not None for one in server.daemon.status()["replicas"]),
-        "all replicas tell how they keep the objectives",
+        what="all replicas tell how they keep the objectives",
     )
     page = httpx.get(f"{server.daemon.url}/metrics").text
     assert 'outrider_slo_objective_seconds{engine="0",model_name="toy",objective="ttft"} 0.5' in page
-    until(lambda: count_hits() == 0, "no prompt is reused")
+    until(lambda: count_hits() == 0, what="no prompt is reused")
     server.reload()
     assert server.daemon.status()["slo"] is None
 
@@ -421,7 +414,7 @@ def test_a_plan_is_made_anew_and_its_change_is_shown(tmp_path: Path, monkeypatch
         assert "tokens/s predicted" in told
         assert daemon.status()["ready"]["device"] == "SIM"
         query_daemon(daemon.admin, "/admin/reload", {}, answer_s=120.0)
-        until(lambda: daemon.status()["ready"]["device"] == "SIM.1", "the target moves")
+        until(lambda: daemon.status()["ready"]["device"] == "SIM.1", what="the target moves")
         flow.wait_pieces()
         flow.over.set()
         thread.join()
@@ -442,7 +435,7 @@ def test_a_plan_that_is_made_anew_keeps_off_a_cordoned_device(tmp_path: Path, mo
     with running(path) as daemon:
         hold = {"kind": "device", "name": "here/SIM"}
         query_daemon(daemon.admin, "/admin/hold", hold | {"state": "cordoned"})
-        until(lambda: daemon.status()["ready"]["device"] == "SIM.1", "the target moves")
+        until(lambda: daemon.status()["ready"]["device"] == "SIM.1", what="the target moves")
         moved = daemon.status()["ready"]["pid"]
         path.write_text(text + "placement: {profile: never, drift_tolerance: 8, replan_pause_s: 1, concurrency: 2}\n")
         told = query_daemon(daemon.admin, "/admin/reload", {}, answer_s=240.0)
@@ -450,7 +443,7 @@ def test_a_plan_that_is_made_anew_keeps_off_a_cordoned_device(tmp_path: Path, mo
         time.sleep(2.0)  # time to move, if it would
         assert (daemon.status()["ready"]["device"], daemon.status()["ready"]["pid"]) == ("SIM.1", moved)
         query_daemon(daemon.admin, "/admin/hold", hold | {"state": ""})
-        until(lambda: daemon.status()["ready"]["device"] == "SIM", "the target comes back")
+        until(lambda: daemon.status()["ready"]["device"] == "SIM", what="the target comes back")
         assert "Traceback" not in daemon.log.read_text()
 
 

@@ -31,18 +31,11 @@ from orchestrator.cli.top import look_at_fleet
 from orchestrator.cli.top_app import FleetTable, TopApp
 from tests.support.archives import read_archive
 from tests.support.daemon import Daemon, outrider_process
+from tests.support.waiting import until
 
 WITHIN_S = 240.0
 ENTRY = [sys.executable, "-m", "orchestrator.cli.entry"]
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 8, "ignore_eos": True}
-
-
-def until(found: Callable[[], object], what: str) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + WITHIN_S
-    while not found():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def at(daemon: Daemon) -> tuple[str, str]:
@@ -118,7 +111,7 @@ def test_logs_are_of_the_request_the_level_and_the_worker_that_are_asked_for(pla
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    until(lambda: len(read("--request", "seen-by-id")) == 2, "the request ended")
+    until(lambda: len(read("--request", "seen-by-id")) == 2, what="the request ended")
     assert {entry["event"] for entry in read("--request", "seen-by-id")} == {"request accepted", "request ended"}
     assert {entry["request_id"] for entry in read("--request", answer)} == {"seen-by-id"}
     assert all(entry["level"] != "info" for entry in read("--level", "warning", "-n", "10000"))
@@ -141,9 +134,9 @@ def test_logs_follow(plain):
         reader = threading.Thread(target=found.extend, args=(iter(process.stdout.readline, ""),))
         reader.start()
         try:
-            until(lambda: found, "the first line")
+            until(lambda: found, what="the first line")
             send(plain, "followed")
-            until(lambda: sum("followed" in line for line in found) == 2, "both lines of the request")
+            until(lambda: sum("followed" in line for line in found) == 2, what="both lines of the request")
         finally:
             process.terminate()
             reader.join(WITHIN_S)
@@ -214,7 +207,7 @@ def test_bash_completes_commands_options_and_what_runs(plain, tmp_path):
         (f"outrider cordon {where} ta", ["target"]),
         (f"outrider logs {where} --worker t", ["target"]),
     ):
-        until(partial(offers, line, tmp_path, names), line)
+        until(partial(offers, line, tmp_path, names), what=line)
     assert complete_in_bash("outrider logs --socket /none --worker t", tmp_path) == []
 
 
@@ -316,7 +309,7 @@ def test_top_starts_and_quits_in_a_terminal(plain):
         reader.start()
         try:
             try:
-                until(lambda: b"here/CPU" in shown or process.poll() is not None, "the screen shows devices")
+                until(lambda: b"here/CPU" in shown or process.poll() is not None, what="the screen shows devices")
             except AssertionError as error:
                 error.add_note(f"exit code {process.poll()}, and on the screen: {bytes(shown[-4000:])!r}")
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -38,16 +39,23 @@ class RunningTime:
             self._ticks += 1
 
 
-def until(happened: Callable[[], Any], seconds: float = 240.0) -> None:
-    """Look again and again until this is true. A pause is as long as the look before it: whoever waits leaves the
-    machine to what it waits for."""
+def until(happened: Callable[[], Any], seconds: float = 240.0, what: str = "it never happened") -> None:
+    """Look again and again until this is true; `what` is said where it never is. A pause is as long as the look before
+    it: whoever waits leaves the machine to what it waits for."""
     looking_s = now_s = time.monotonic()
     deadline = now_s + seconds
     while not happened():
         now_s = time.monotonic()
-        assert now_s < deadline, "it never happened"
+        assert now_s < deadline, what
         time.sleep(min(max(_SHORTEST_S, now_s - looking_s), _LONGEST_S))
         looking_s = time.monotonic()
+
+
+async def until_async(happened: Callable[[], Any], seconds: float = 240.0) -> None:
+    """The same of what happens in this event loop."""
+    async with asyncio.timeout(seconds):
+        while not happened():  # noqa: ASYNC110 -- tests look from outside
+            await asyncio.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:

@@ -16,7 +16,7 @@ from orchestrator.errors import WorkerError
 from orchestrator.protocol.commands import Command
 from orchestrator.protocol.contract import Worker, WorkerSpec
 from orchestrator.protocol.events import Event, HostDescribed
-from tests.control.test_controller import until
+from tests.support.waiting import until_async
 
 OWN, FAR, BROKEN = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 LISTED = tuple(ClusterHost(name=name, address=address) for name, address in (("far", FAR), ("broken", BROKEN)))
@@ -84,8 +84,8 @@ async def test_a_listed_host_is_absent_until_it_joins_and_can_be_used() -> None:
     try:
         assert fleet.absent == dict.fromkeys(("far", "broken"), "it is not in the cluster")
         cluster.present += [FAR, BROKEN]
-        await until(lambda: fleet.absent == {"broken": "its disk is full"})
+        await until_async(lambda: fleet.absent == {"broken": "its disk is full"})
         cluster.present.remove(FAR)
-        await until(lambda: "far" in fleet.absent)
+        await until_async(lambda: "far" in fleet.absent)
     finally:
         await fleet.close()
