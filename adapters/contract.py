@@ -112,10 +112,15 @@ __all__ = [
     "check_layers",
     "cut_layers",
     "list_classes",
+    "silent",
 ]
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done in 0..1); fraction is negative where it is not known."""
+
+
+def silent(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)

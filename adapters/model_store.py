@@ -48,7 +48,7 @@ from adapters.artefact import (
 )
 from adapters.artefact_use import hold_use
 from adapters.content_digest import DigestCache, EachChunk, file_identity
-from adapters.contract import AdapterError, DeviceLost, ModelRefused, Progress
+from adapters.contract import AdapterError, DeviceLost, ModelRefused, Progress, silent
 from adapters.held_lock import hold_lock
 from adapters.model_parts import JoinedFile
 from adapters.model_source import ModelSource
@@ -107,10 +107,6 @@ class Recipe(Protocol):
         """Write the artefact made from `source` into the directory `target`. It is empty, or has what an earlier call
         left that was ended, and wrote a file *.kept there of what it had finished."""
         ...
-
-
-def _ignore_progress(stage: str, fraction: float) -> None:
-    """A Progress that nobody listens to."""
 
 
 def _disk_free_bytes(directory: Path) -> int:
@@ -214,7 +210,7 @@ class ModelStore:
 
         Raises ModelRefused when the file cannot be read, and what the recipe raises.
         """
-        digest = file.digest or self._digests.digest_of(file.content, _ignore_progress)
+        digest = file.digest or self._digests.digest_of(file.content, silent)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
         artefact = self._artefact(origin)
         return artefact if damage(artefact, origin) is None else None
@@ -226,7 +222,7 @@ class ModelStore:
         """
         if file.digest:
             return file.digest[:DIGEST_DIGITS]
-        return self._digests.digest_of(self.whole(file, _ignore_progress).content, _ignore_progress)[:DIGEST_DIGITS]
+        return self._digests.digest_of(self.whole(file, silent).content, silent)[:DIGEST_DIGITS]
 
     def recall_digest(self, file: ModelSource) -> str | None:
         """Return the digest of a whole file (32 hex digits); None where it would have to be read.

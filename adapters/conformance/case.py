@@ -25,6 +25,7 @@ from adapters.contract import (
     Segment,
     StaticShapes,
     list_classes,
+    silent,
 )
 from adapters.gguf_splits import list_beside
 from adapters.hardware import runtime_version
@@ -77,10 +78,6 @@ class Prepared:
     case: Case
     adapter: Adapter
     path: Path
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def prepare_case(case: Case, adapter: Adapter, store: Path) -> Prepared:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.conformance.case import ROWS, SLOTS, Prepared, bits, load, pieces, run, silent, text
+from adapters.conformance.case import ROWS, SLOTS, Prepared, bits, load, pieces, run, text
 from adapters.contract import (
     CapacityError,
     DeviceLost,
@@ -20,6 +20,7 @@ from adapters.contract import (
     ModelRefused,
     Segment,
     Unsupported,
+    silent,
 )
 from device_profiles.profile import Exactness
 

@@ -149,7 +149,8 @@ def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
 
 
 def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
-    from orchestrator.worker.loading.prepared import load_own_tokenizer, silent
+    from adapters.contract import silent
+    from orchestrator.worker.loading.prepared import load_own_tokenizer
     from orchestrator.worker.measuring.prompts import read_texts, spread
 
     texts = read_texts(path)

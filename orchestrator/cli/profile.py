@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from adapters.contract import silent
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
@@ -149,7 +150,7 @@ class _Measuring:
         known = set() if self.refresh else {(link.left, link.right) for link in self.store.links()}
         named = [((name_of(left), name_of(right)), left, right) for left, right in paths(await cluster.nodes())]
         todo = [path for path in named if path[0] not in known]
-        watch = Watch(lambda stage, fraction: None, self._keep)
+        watch = Watch(silent, self._keep)
         for number, (names, left, right) in enumerate(todo):
             show(" to ".join(names), number / len(todo))
             try:

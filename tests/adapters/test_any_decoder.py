@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from adapters import registry
-from adapters.contract import LoadOptions, LoraFile, LoraSlots, ModelRefused, Precision, Segment, Unsupported
+from adapters.contract import LoadOptions, LoraFile, LoraSlots, ModelRefused, Precision, Segment, Unsupported, silent
 from adapters.decoder.short_text import read_short_text
 from adapters.hf_directory import read_json
 from adapters.hf_facts import DirectoryFacts, refuse_form
@@ -48,10 +48,6 @@ TOKENS = 24
 # Those with experts, with sinks beside windows, with chunks, and with values that are shorter than keys; the others
 # differ from them by what their classes compute alone.
 QUICK = ("qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v3")
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def prepare(root: Path, name: str, **changes: Any) -> tuple[Path, Path]:

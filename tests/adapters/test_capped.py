@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from adapters import registry
-from adapters.conformance.case import silent
+from adapters.contract import silent
 from adapters.hardware import processor
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore

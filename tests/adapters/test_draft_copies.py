@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from adapters.contract import Adapter, LoadedModel, LoadOptions, ModelRefused, Segment
+from adapters.contract import Adapter, LoadedModel, LoadOptions, ModelRefused, Segment, silent
 from adapters.decoder import draft_outputs
 from adapters.decoder.draft_outputs import choose_outputs, count_draft_bytes
 from adapters.decoder.source import open_source
@@ -42,10 +42,6 @@ RUNTIMES: dict[str, Callable[[], Adapter]] = {
     "behind openvino": OpenVinoLlamaAdapter,
 }
 OPTIONS = LoadOptions(exactness=Exactness.KERNEL, slots=2, kv_cache_bytes=8 << 20, threads=1)
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 @pytest.fixture

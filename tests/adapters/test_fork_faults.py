@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Segment
+from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Segment, silent
 from adapters.llama_cpp import library as library_choice
 from adapters.registry import get, list_devices
 from orchestrator.config.load import load_config
@@ -48,9 +48,9 @@ def test_a_cut_that_it_does_not_know_is_refused_before_it_is_loaded(tmp_path: Pa
     source = write_llama_file(tmp_path, "qwen3moe", metadata={"tokenizer.ggml.pre": "minicpm5"})
     (tmp_path / "prepared").mkdir()
     adapter = get("llama_cpp")
-    adapter.prepare(source, tmp_path / "prepared", lambda stage, fraction: None)
+    adapter.prepare(source, tmp_path / "prepared", silent)
     with pytest.raises(ModelRefused, match=r"does not know the tokenizer's 'minicpm5'.*pip install xllamacpp"):
-        adapter.load(tmp_path / "prepared", LoadOptions(), lambda stage, fraction: None)
+        adapter.load(tmp_path / "prepared", LoadOptions(), silent)
 
 
 @loads_models("llama_cpp", "GGUF", [name for name in ARCHITECTURES if name not in REFUSED], write_llama_file)
@@ -61,13 +61,13 @@ def test_what_it_does_not_compute_is_refused_and_the_rest_is_run(tmp_path: Path,
     prepared = tmp_path / "prepared"
     prepared.mkdir()
     adapter = get("llama_cpp")
-    adapter.prepare(source, prepared, lambda stage, fraction: None)
+    adapter.prepare(source, prepared, silent)
     options = LoadOptions(device="CPU", kv_cache_bytes=8 << 20, slots=2, threads=1)
     if architecture in REFUSED:
         with pytest.raises(ModelRefused, match=rf"tiny-{architecture}\.gguf: .*{REFUSED[architecture]}"):
-            adapter.load(prepared, options, lambda stage, fraction: None)
+            adapter.load(prepared, options, silent)
         return
-    model = adapter.load(prepared, options, lambda stage, fraction: None)
+    model = adapter.load(prepared, options, silent)
     tokens = [(7 * place * place + 11 * place + 3) % len(TOKENS) for place in range(300)]
     try:
         whole = model.forward([Segment(0, 0, tokens, (298, 300))]).logits.copy()
@@ -84,9 +84,9 @@ def test_what_it_does_not_compute_is_refused_and_the_rest_is_run(tmp_path: Path,
 def test_mainline_runs_what_it_does_not_where_both_are_installed(tmp_path: Path, architecture: str) -> None:
     (tmp_path / "prepared").mkdir()
     adapter = get("llama_cpp")
-    adapter.prepare(write_llama_file(tmp_path, architecture), tmp_path / "prepared", lambda stage, fraction: None)
+    adapter.prepare(write_llama_file(tmp_path, architecture), tmp_path / "prepared", silent)
     options = LoadOptions(kv_cache_bytes=8 << 20, slots=2, threads=1)
-    model = adapter.load(tmp_path / "prepared", options, lambda stage, fraction: None)
+    model = adapter.load(tmp_path / "prepared", options, silent)
     logits = model.forward([Segment(0, 0, [5, 6, 7], (0, 3))]).logits
     assert model.capabilities.device_name.startswith("processor, by llama.cpp (xllamacpp ")
     model.close()

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapters import model_checks
-from adapters.contract import LayerRange, LoadOptions, ModelRefused
+from adapters.contract import LayerRange, LoadOptions, ModelRefused, silent
 from adapters.decoder.facts import Memory
 from adapters.decoder.gguf_spec import read_gguf_spec
 from adapters.decoder.spec import DecoderSpec
@@ -368,7 +368,7 @@ def test_no_reference_is_asked_for_what_it_does_not_compute(lfm2: Path, tmp_path
         store=tmp_path,
         isolated=False,
     )
-    assert _short_text(question, lambda stage, fraction: None) is None
+    assert _short_text(question, silent) is None
 
 
 @pytest.mark.parametrize("architecture", ["qwen3moe", "deepseek2", "mamba"])

@@ -15,7 +15,7 @@ from outrider_lab.gguf_layers import Layer, write_layers
 
 from adapters import registry
 from adapters.conformance.case import Case, load, prepare_case, run, text
-from adapters.contract import Exactness, ModelRefused
+from adapters.contract import Exactness, ModelRefused, silent
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.gguf_splits import list_first_files, list_names, strip_number
 from adapters.model_checks import check_files
@@ -31,10 +31,6 @@ from tests.support.tiny_gguf import Tiny, list_split, write
 RUNTIMES = ("openvino_rt", "onnx_rt", "torch_device", "llama_cpp")
 TINY = Tiny("llama", hidden=256, mlp=256, head_dim=64, kind=GGMLQuantizationType.Q4_1, rope_factors=True)
 FIRST = "tiny-Q4_1-00001-of-00004.gguf"
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def write_split(directory: Path, tiny: Tiny = TINY, name: str = "tiny-Q4_1.gguf", *, bare_first: bool = False) -> Path:

@@ -20,6 +20,7 @@ from adapters.contract import (
     ShardingAdapter,
     TakesHeads,
     Unsupported,
+    silent,
 )
 from adapters.head_facts import read_head
 from adapters.torch_device.head import load_head_network
@@ -38,10 +39,6 @@ ADAPTER = registry.get("torch_device")
 OPTIONS = LoadOptions(slots=8, kv_cache_bytes=4 << 20, activations=Precision.FP32, threads=1)
 SAYS = range(4, 260, 2)
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(4, 260, 90)]
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 @pytest.fixture(scope="module", params=["llama", "starcoder2"])

@@ -11,7 +11,7 @@ import pytest
 from openvino import opset13 as ops
 
 from adapters import registry
-from adapters.contract import LoadedModel, LoadOptions, ModelRefused, Precision, Segment
+from adapters.contract import LoadedModel, LoadOptions, ModelRefused, Precision, Segment, silent
 from adapters.decoder.spec import Dense, Grouped, Tensor
 from adapters.hf_directory import open_weights
 from adapters.invariance import find_variance
@@ -31,10 +31,6 @@ ON_ONNX = [
     *[("mistral", "F16"), ("gemma", "BF16"), ("gemma3", "F32"), ("gemma3", "BF16")],
 ]
 LENGTH = 90  # longer than the tiny models' sliding window of 16
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def load(

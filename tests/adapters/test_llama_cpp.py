@@ -14,7 +14,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from adapters.conformance.case import silent
 from adapters.contract import (
     AdapterUnavailable,
     BlockRules,
@@ -24,6 +23,7 @@ from adapters.contract import (
     RuntimeFailed,
     Segment,
     Unsupported,
+    silent,
 )
 from adapters.llama_cpp import fork, library
 from adapters.llama_cpp.adapter import LlamaCppAdapter

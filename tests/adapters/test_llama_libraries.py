@@ -24,6 +24,7 @@ from adapters.contract import (
     RuntimeFailed,
     Segment,
     Unsupported,
+    silent,
 )
 from adapters.device_check import check_device
 from adapters.device_memory import read_device_memory
@@ -42,10 +43,6 @@ from tests.support.tiny_llama_files import ARCHITECTURES, RECURRENT, write_llama
 
 HEAD = struct.pack("<II", 0xAF143CD8, 0)
 KEEPING = [architecture for architecture in ARCHITECTURES if architecture not in RECURRENT]
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def write_caches(rows, *, layers, cell_ints=3, words=b"", transposed=0, has_values=True) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from adapters.contract import ModelRefused
+from adapters.contract import ModelRefused, silent
 from adapters.libllama import FORK
 from adapters.llama_cpp.fork_faults import UNKNOWN_CUTS
 from adapters.own_tokenizer import TokenizerRecipe
@@ -106,7 +106,7 @@ def test_ids_and_bytes_of_real_vocabularies_are_those_of_the_library(
 ) -> None:
     prepared = tmp_path / "prepared"
     prepared.mkdir()
-    TokenizerRecipe().prepare(real_file, prepared, lambda stage, fraction: None)
+    TokenizerRecipe().prepare(real_file, prepared, silent)
     tokenizer = Tokenizer.load(prepared)
     composes = real_file.name.startswith("qwen")  # as its authors do, and no library does
     with open_vocabulary(package, real_file) as vocabulary:

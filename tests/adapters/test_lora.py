@@ -12,7 +12,7 @@ import pytest
 
 from adapters import registry
 from adapters.brief_invariance import find_brief_variance
-from adapters.contract import LoadOptions, ModelRefused, Precision, Segment, Unsupported
+from adapters.contract import LoadOptions, ModelRefused, Precision, Segment, Unsupported, silent
 from adapters.invariance import each_lora, fingerprint_bits, run_probe
 from adapters.lora import check_lora, find_lora, open_lora
 from tests.support.tiny_gguf import Tiny, logits, write
@@ -22,10 +22,6 @@ LLAMA_CPP, TORCH = "llama_cpp", "torch_device"
 TINY = Tiny("llama", hidden=128, heads=2, kv_heads=1, head_dim=64, vocabulary=256)
 TOKENS = [(5 * i * i + 3 * i + 1) % TINY.vocabulary for i in range(100)]
 BLOCK = 32
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def load(directory: Path, loras: dict[str, Path], runtime: str = LLAMA_CPP) -> Any:

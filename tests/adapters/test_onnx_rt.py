@@ -14,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, LoadOptions, Precision, Segment, Unsupported
+from adapters.contract import AdapterUnavailable, LoadOptions, Precision, Segment, Unsupported, silent
 from adapters.device_check import check_device
 from adapters.hardware import processor, runtime_version
 from adapters.invariance import find_variance
@@ -37,10 +37,6 @@ MODELS = {
     "qwen3": Tiny("qwen3", qk_norm=True, tied=True),
     "qwen3-q8": Tiny("qwen3", qk_norm=True, kind=Kind.Q8_0),
 }
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def prepare_tiny(directory: Path, tiny: Tiny) -> tuple[Path, dict[str, np.ndarray]]:
@@ -211,9 +207,9 @@ def test_kernel_exactness_decodes_several_sequences_as_bit_does(tmp_path):
 def test_no_length_of_a_prompt_leaves_a_row_alone_in_the_attentions_last_block(tmp_path, store_root):
     directory = tiny_models.write_model(tmp_path / "tiny", "llama3", head_dim=32)  # blocks of 64 rows
     adapter = registry.get("onnx_rt")
-    prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), adapter, lambda stage, fraction: None)
+    prepared = ModelStore(store_root).prepare(resolve(str(directory), Path()), adapter, silent)
     options = LoadOptions(kv_cache_bytes=32 << 20, slots=2, max_batch_rows=256)
-    model = adapter.load(prepared, options, lambda stage, fraction: None)
+    model = adapter.load(prepared, options, silent)
     tokens = [int(token) for token in np.random.default_rng(2).integers(4, 250, 200)]
     whole = model.forward([Segment(0, 0, tokens, (0, 200))]).logits.copy()
     for length in (2, 3, 31, 33, 63, 64, 65, 66, 127, 129, 193):

@@ -12,8 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from adapters import registry
-from adapters.conformance.case import silent
-from adapters.contract import CapacityError, ModelRefused, Precision, Segment, Unsupported
+from adapters.contract import CapacityError, ModelRefused, Precision, Segment, Unsupported, silent
 from adapters.device_check import check_device
 from adapters.model_checks import check_files
 from adapters.model_source import ModelSource, resolve

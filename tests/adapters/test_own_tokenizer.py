@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from adapters.contract import ModelRefused
+from adapters.contract import ModelRefused, silent
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import resolve
 from adapters.model_store import ModelReplaced, ModelStore
@@ -43,10 +43,6 @@ for source in sources:
     except AdapterError as error:
         print(json.dumps(str(error)))
 """
-
-
-def silent(stage: str, fraction: float) -> None:
-    pass
 
 
 def serve_far(base: Path, source: str, store: Path) -> ModelIdentity:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from adapters.contract import LoadOptions, ModelRefused
+from adapters.contract import LoadOptions, ModelRefused, silent
 from adapters.invariance import fingerprint_bits
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.native import NativeLibrary
@@ -19,7 +19,6 @@ from orchestrator.config.load import load_config
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target
-from orchestrator.worker.loading.prepared import silent
 from tests.daemon.test_replaced_models import truncate, write_over
 from tests.support.tiny_gguf import Tiny, write
 

@@ -19,6 +19,7 @@ from adapters.contract import (
     Segment,
     Unsupported,
     list_classes,
+    silent,
 )
 from adapters.invariance import find_variance
 from adapters.libllama import find_any_mainline, find_library
@@ -48,10 +49,6 @@ def architecture(request: pytest.FixtureRequest, library: NativeLibrary) -> str:
     if library.has_faults and request.param not in FORK_RUNS:
         pytest.skip(f"{library.name} does not run it")
     return str(request.param)
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def prepare(library: NativeLibrary, directory: Path, architecture: str, **changes):

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions, ModelRefused, Segment, StaticShapes
+from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions, ModelRefused, Segment, StaticShapes, silent
 from adapters.hf_directory import TARGET_FINGERPRINT, open_weights
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
@@ -18,10 +18,6 @@ from tests.support import tiny_models
 
 KEPT = np.array([2, 5, 7, 30, 31, 32, 100, 101, 255, 256, 257, 258, 259, 300, 318, 319])
 TOKENS = [7, 30, 2, 255, 9, 12, 300]
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def whole(directory: Path) -> Path:

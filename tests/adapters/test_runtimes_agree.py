@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from adapters import registry
-from adapters.contract import LoadOptions, Precision, Segment
+from adapters.contract import LoadOptions, Precision, Segment, silent
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.reference import Reference, TextCache
 from adapters.decoder.spec import Grouped
@@ -25,10 +25,6 @@ PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"
 PROMPT_COUNT, ANSWER_TOKENS = 4, 32
 NEAR_TIE = 1.0  # logits; their spread is 3.5
 RUNTIMES = ("openvino_rt", "onnx_rt")
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 @pytest.fixture(scope="module")

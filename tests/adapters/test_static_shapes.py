@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters import registry
-from adapters.contract import LoadOptions, Precision, Segment, StaticShapes, Unsupported
+from adapters.contract import LoadOptions, Precision, Segment, StaticShapes, Unsupported, silent
 from adapters.decoder.eight_bits import eight_bits
 from adapters.decoder.source import open_source
 from adapters.decoder.spec import Dense, Grouped
@@ -32,10 +32,6 @@ POSITION_BYTES = 4 * 2 * 2 * 32 * 2  # layers, keys and values, heads, head size
 TAKEN = {"Add", "Concat", "Constant", "Convert", "Divide", "Gelu", "MatMul", "Multiply", "Parameter", "Power"}
 TAKEN |= {"ReduceMean", "Reshape", "Result", "ScatterUpdate", "Softmax", "Sqrt", "Swish", "Tanh", "Transpose"}
 TAKEN |= {"VariadicSplit"}
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def load(source: Path, store: Path, *, prepared_for: str = "CPU", **options) -> StaticModel:

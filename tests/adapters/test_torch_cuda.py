@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from adapters import registry
-from adapters.contract import DeviceLost, LoadOptions, OutOfMemory, Precision, Segment
+from adapters.contract import DeviceLost, LoadOptions, OutOfMemory, Precision, Segment, silent
 from adapters.hf_directory import open_weights
 from adapters.invariance import find_variance
 from adapters.nvidia_load import read_nvidia_loads
 from tests.adapters.test_hf_reference import TOKENS, VARIANTS
-from tests.adapters.test_torch_device import prepare_variant, silent
+from tests.adapters.test_torch_device import prepare_variant
 from tests.support import reference_decoder
 
 pytestmark = [

@@ -25,6 +25,7 @@ from adapters.contract import (
     RuntimeFailed,
     Segment,
     Unsupported,
+    silent,
 )
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.spec import Grouped
@@ -44,10 +45,6 @@ from tests.support.model_rows import loads_models
 ADAPTER = registry.get("torch_device")
 OPTIONS = LoadOptions(slots=4, kv_cache_bytes=8 << 20, activations=Precision.FP32)
 METER = SourceMeter(Path(__file__), lambda done, total: None)
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def prepare_variant(root: Path, variant: str) -> tuple[Path, Path]:

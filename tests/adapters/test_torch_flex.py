@@ -23,7 +23,7 @@ from torch.nn.attention import flex_attention
 from torch.profiler import profile
 
 from adapters import registry
-from adapters.contract import BlockRules, Exactness, LayerRange, LoadOptions, Precision, Segment
+from adapters.contract import BlockRules, Exactness, LayerRange, LoadOptions, Precision, Segment, silent
 from adapters.kv_blocks import BlockPool
 from adapters.torch_device import any_decoder, attention, runner
 from adapters.torch_device.attention import MASKED, KvPool, LayerKv
@@ -48,7 +48,7 @@ from adapters.torch_device.products import Products
 from adapters.torch_device.runner import FlexForwards, ForwardRunner, Graphs
 from adapters.torch_device.weights import read_decoder, read_prepared_tensors
 from tests.adapters.test_hf_reference import TOKENS
-from tests.adapters.test_torch_device import prepare_variant, silent
+from tests.adapters.test_torch_device import prepare_variant
 from tests.support.fake_cuda import counting, fake_cuda, place
 from tests.support.tiny_decoders import write_decoder
 

@@ -16,7 +16,7 @@ from torchao.quantization.quant_primitives import (
 )
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, LoadOptions, Precision, Segment, Unsupported
+from adapters.contract import AdapterUnavailable, LoadOptions, Precision, Segment, Unsupported, silent
 from adapters.decoder.spec import Dense
 from adapters.hf_directory import open_weights
 from adapters.torch_device.adapter import TorchAdapter
@@ -130,9 +130,9 @@ def test_fp8_is_prepared_read_back_and_computes_what_it_stands_for(tmp_path):
     for weights in (None, Precision.FP8):
         target = tmp_path / f"prepared-{weights}"
         target.mkdir()
-        adapter.prepare(source, target, lambda stage, fraction: None, weights)
+        adapter.prepare(source, target, silent, weights)
         options = LoadOptions(activations=Precision.FP32, slots=1, max_batch_rows=64, kv_cache_bytes=1 << 20)
-        model = adapter.load(target, options, lambda stage, fraction: None)
+        model = adapter.load(target, options, silent)
         rows.append(model.forward([Segment(0, 0, list(range(5, 45)), (0, 40))]).logits.copy())
         assert model.capabilities.weights == ("fp32" if weights is None else "fp8 (from fp32), held in fp32")
         model.close()
@@ -188,4 +188,4 @@ def test_a_cuda_device_keeps_the_files_values_while_they_fit():
 @pytest.mark.parametrize("name", ["openvino_rt", "onnx_rt"])
 def test_other_runtimes_refuse_fp8(name, tmp_path):
     with pytest.raises(Unsupported, match="fp8"):
-        registry.get(name).prepare(tmp_path, tmp_path, lambda stage, fraction: None, Precision.FP8)
+        registry.get(name).prepare(tmp_path, tmp_path, silent, Precision.FP8)

@@ -12,7 +12,7 @@ from gguf.quants import dequantize, quantize
 
 from adapters import registry
 from adapters.conformance.case import exact_class
-from adapters.contract import Adapter, LoadedModel, LoadOptions, Precision, Segment, Unsupported
+from adapters.contract import Adapter, LoadedModel, LoadOptions, Precision, Segment, Unsupported, silent
 from adapters.decoder.gguf_blocks import exact_matrix, matrix_in_8_bits
 from adapters.decoder.source import open_source
 from adapters.decoder.spec import Dense, Grouped
@@ -26,10 +26,6 @@ from tests.support.tiny_gguf import Tiny, write
 
 Kind = GGMLQuantizationType
 LENGTH = 60
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def raw(packed: np.ndarray) -> np.ndarray:

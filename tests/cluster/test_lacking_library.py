@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from adapters.contract import silent
 from adapters.hardware import processor, runtime_version
 from adapters.model_digests import digest_at_hand
 from orchestrator.clock import SystemClock
@@ -90,7 +91,7 @@ async def propose(config: ClusterConfig, path: Path) -> PlanProposal:
         config,
         path,
         cluster,
-        lambda stage, fraction: None,
+        silent,
         TargetControl(cluster, (), ControlLimits(1, 1, 0), SystemClock()),
     )
     try:

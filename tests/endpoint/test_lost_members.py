@@ -25,6 +25,7 @@ import msgspec
 import openai
 import pytest
 
+from adapters.contract import silent
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from adapters.own_tokenizer import TokenizerRecipe
@@ -140,7 +141,7 @@ class OwnMember:
         loaded = load_config(config)
         spec = worker_specs(engine_options(loaded, config.parent), loaded)[0]
         options = msgspec.convert(spec.options, EngineOptions)
-        self._loop = build_loop(load_target(options, lambda stage, fraction: None), options, None)
+        self._loop = build_loop(load_target(options, silent), options, None)
         self._using = Lock()
 
     def decode(self, prompt: list[int], before: list[int]) -> list[int]:
@@ -197,7 +198,7 @@ def pool(tmp_path: Path, default_model_path: Path, shared_store: Path) -> Iterat
         daemon = stack.enter_context(running(path))
         until(lambda: [one["phase"] for one in daemon.status()["replicas"]] == ["ready"] * 3, LOADED_WITHIN_S)
         file = resolve(str(default_model_path), Path())
-        prepared = ModelStore(shared_store).prepare(file, TokenizerRecipe(), lambda stage, fraction: None)
+        prepared = ModelStore(shared_store).prepare(file, TokenizerRecipe(), silent)
         tokenizer = Tokenizer.load(prepared)
         replicas = daemon.status()["replicas"]
         pool = Pool(daemon, path, servers, relays, tokenizer, [one["name"] for one in replicas], [])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.contract import silent
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from adapters.own_tokenizer import TokenizerRecipe
@@ -26,7 +27,7 @@ TEXTS = st.text(st.sampled_from(LETTERS), min_size=1, max_size=24)
 def tokenizer(default_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     store = ModelStore(tmp_path_factory.mktemp("store"))
     file = resolve(str(default_model_path), Path())
-    return Tokenizer.load(store.prepare(file, TokenizerRecipe(), lambda stage, fraction: None))
+    return Tokenizer.load(store.prepare(file, TokenizerRecipe(), silent))
 
 
 def stream_as_llama_server(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Chunk]:

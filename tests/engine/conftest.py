@@ -11,17 +11,13 @@ import pytest
 
 from adapters import registry
 from adapters.conformance.case import exact_class
-from adapters.contract import LoadedModel, LoadOptions
+from adapters.contract import LoadedModel, LoadOptions, silent
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import Tokenizer
 
 PROMPTS = Path(__file__).parents[2] / "tools" / "prompts.jsonl"
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from adapters import registry
-from adapters.contract import AdapterError, Exactness, LoadedModel, LoadOptions, StaticShapes
+from adapters.contract import AdapterError, Exactness, LoadedModel, LoadOptions, StaticShapes, silent
 from adapters.model_source import ModelSource
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.commands import Submit
@@ -22,7 +22,6 @@ from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.model import ModelDrafter
 from policies.sampling import Sampling
-from tests.engine.conftest import silent
 from tests.support.loops import decode, loop_over, suffix
 
 pytestmark = pytest.mark.model

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from adapters.contract import CapacityError, ModelRefused, OutOfMemory
+from adapters.contract import CapacityError, ModelRefused, OutOfMemory, silent
 from orchestrator.config.load import load_config
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions, ModelOptions
 from orchestrator.worker.loading import models
 from orchestrator.worker.loading.engine import NOTHING_KNOWN, ready_of
 from orchestrator.worker.loading.models import Attempt, LoadedSource, execute_with_fallback, load_target
-from orchestrator.worker.loading.prepared import silent
 from tests.support.daemon import configuration
 
 

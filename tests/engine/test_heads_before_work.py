@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.contract import ModelRefused
-from orchestrator.worker.loading.prepared import prepare_model, silent
+from adapters.contract import ModelRefused, silent
+from orchestrator.worker.loading.prepared import prepare_model
 from tests.support.options import build_options
 from tests.support.tiny_gguf import Tiny, write
 

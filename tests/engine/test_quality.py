@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adapters.contract import silent
 from adapters.decoder.reference import Reference, TextCache
 from adapters.hf_directory import open_weights
 from adapters.quality import add_quality, read_quality
@@ -15,7 +16,6 @@ from orchestrator.config.model import ClusterConfig, Store
 from orchestrator.config.target import Target
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.worker.loading.models import load_target
-from orchestrator.worker.loading.prepared import silent
 from orchestrator.worker.measuring.quality import list_stored_quality, measure_quality
 from tests.support import reference_decoder, tiny_models
 

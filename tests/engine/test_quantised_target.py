@@ -9,7 +9,7 @@ import pytest
 
 from adapters import registry
 from adapters.conformance.case import exact_class
-from adapters.contract import LoadedModel, LoadOptions, Precision
+from adapters.contract import LoadedModel, LoadOptions, Precision, silent
 from adapters.hf_directory import model_files
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
@@ -19,7 +19,6 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.worker.drafting.model import ModelDrafter
 from policies.sampling import Sampling
-from tests.engine.conftest import silent
 from tests.support import tiny_models
 from tests.support.loops import decode, loop_over, suffix
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.contract import ModelRefused
+from adapters.contract import ModelRefused, silent
 from orchestrator.protocol.commands import Submit
 from orchestrator.worker.loading.models import load_model
 from policies.sampling import Sampling
@@ -102,4 +102,4 @@ def test_a_forward_without_memory_leaves_states_that_nobody_trusts(prepared, exp
 def test_it_is_not_loaded_as_a_draft_wherever_its_file_came_from(tmp_path):
     name = write_hybrid(tmp_path).name
     with pytest.raises(ModelRefused, match=rf"{name}: it keeps a recurrent state.*cannot draft"):
-        load_model(build_options(tmp_path, name, "llama_cpp"), 2, lambda stage, fraction: None)
+        load_model(build_options(tmp_path, name, "llama_cpp"), 2, silent)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from adapters.contract import silent
 from adapters.model_identity import ModelIdentity
 from orchestrator.config.load import load_config
 from orchestrator.config.sources import FoundSources
@@ -15,7 +16,6 @@ from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import RemoteOptions
 from orchestrator.worker.loading.drafters import Remotes, build_drafter
 from orchestrator.worker.loading.models import load_target
-from orchestrator.worker.loading.prepared import silent
 from tests.support import tiny_gguf
 from tests.support.tiny_gguf import Tiny
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.contract import ModelRefused, OutOfMemory
+from adapters.contract import ModelRefused, OutOfMemory, silent
 from adapters.device_memory import DeviceMemory, HostMemory
 from device_profiles.memory import MemoryPlan
 from device_profiles.units import GIB, MIB
@@ -16,7 +16,6 @@ from orchestrator.config.load import load_config
 from orchestrator.fitting.room import check_room, refuse_for_room
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.worker.loading.models import load_target
-from orchestrator.worker.loading.prepared import silent
 from tests.support.control_groups import memory_group, run_in_group
 from tests.support.daemon import configuration
 

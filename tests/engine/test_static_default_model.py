@@ -11,11 +11,10 @@ import pytest
 
 from adapters import registry
 from adapters.conformance.case import run
-from adapters.contract import LoadedModel, LoadOptions, NumericalClass, Precision, StaticShapes
+from adapters.contract import LoadedModel, LoadOptions, NumericalClass, Precision, StaticShapes, silent
 from adapters.invariance import find_variance
 from orchestrator.protocol.commands import Submit
 from policies.sampling import Sampling
-from tests.engine.conftest import silent
 from tests.support.loops import decode, loop_over, suffix
 
 pytestmark = pytest.mark.model

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from adapters import registry
-from adapters.contract import LoadedModel, LoadOptions, ModelRefused
+from adapters.contract import LoadedModel, LoadOptions, ModelRefused, silent
 from adapters.model_source import ModelSource, resolve
 from adapters.own_tokenizer import TokenizerRecipe
 from adapters.tokenizer import Tokenizer
@@ -24,7 +24,6 @@ from orchestrator.worker.drafting.retokenize import Bridge, DraftText
 from orchestrator.worker.drafting.translate import TranslatingDrafter
 from policies.models.vocabulary import Match, compare
 from policies.sampling import Sampling
-from tests.engine.conftest import silent
 from tests.support.daemon import running
 from tests.support.loops import decode, loop_over
 

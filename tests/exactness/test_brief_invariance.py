@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.brief_invariance import find_brief_variance
-from adapters.contract import ForwardResult, LoadOptions, NumericalClass, Segment
+from adapters.contract import ForwardResult, LoadOptions, NumericalClass, Segment, silent
 from adapters.invariance import run_probe
 from adapters.simulated.adapter import SimulatedAdapter
 from device_profiles.profile import Exactness, Precision
@@ -54,7 +54,7 @@ class Faulty:
 def load(tmp_path, *, slots: int = 4, kv_cache_bytes: int = 1 << 22) -> Any:
     adapter = SimulatedAdapter()
     (tmp_path / "source.txt").write_text("")
-    adapter.prepare(tmp_path / "source.txt", tmp_path, lambda stage, fraction: None)
+    adapter.prepare(tmp_path / "source.txt", tmp_path, silent)
     options = LoadOptions(
         device="SIM",
         exactness=Exactness.BIT,
@@ -63,7 +63,7 @@ def load(tmp_path, *, slots: int = 4, kv_cache_bytes: int = 1 << 22) -> Any:
         max_batch_rows=256,
         numerical_class=NumericalClass(Precision.FP32, Precision.FP32, fixed_width=16),
     )
-    return adapter.load(tmp_path, options, lambda stage, fraction: None)
+    return adapter.load(tmp_path, options, silent)
 
 
 def have_rows(count: int) -> Condition:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adapters import registry
-from adapters.conformance.case import Case, bits, prepare_case, run, silent, text
-from adapters.contract import LoadOptions, Segment
+from adapters.conformance.case import Case, bits, prepare_case, run, text
+from adapters.contract import LoadOptions, Segment, silent
 from adapters.invariance import find_variance, fingerprint_bits
 
 OPTIONS = LoadOptions(slots=6, max_batch_rows=264, kv_cache_bytes=64 << 20, threads=1)

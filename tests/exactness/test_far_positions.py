@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapters import registry
-from adapters.conformance.case import silent
-from adapters.contract import ForwardResult, LoadedModel, LoadOptions, Segment
+from adapters.contract import ForwardResult, LoadedModel, LoadOptions, Segment, silent
 from adapters.invariance import find_variance
 
 Changes = Callable[[Sequence[Segment], int], bool]

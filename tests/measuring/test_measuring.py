@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.contract import LoadOptions, Segment
+from adapters.contract import LoadOptions, Segment, silent
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from device_profiles.acceptance import TargetTexts
@@ -39,7 +39,7 @@ def toy(script="", **options):
 def test_forwards_are_measured_in_whatever_room_there_is(room):
     options = LoadOptions(**{"device": "SIM", "kv_cache_bytes": 64 << 20, "slots": 33, **room})
     model = ToyModel(Script.parse(""), options)
-    steps = measure_steps(model, SystemClock(), lambda stage, fraction: None, budget_s=0.05)
+    steps = measure_steps(model, SystemClock(), silent, budget_s=0.05)
     assert steps.cost.ms(1) > 0.0
     assert steps.cost.prefill is not None
     assert model.free_blocks() == model.capabilities.total_blocks, "slots are empty again"

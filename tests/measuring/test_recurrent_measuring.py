@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters.contract import silent
 from orchestrator.clock import SystemClock
 from orchestrator.worker.measuring.class_trial import CostMeter, time_in_turns, try_class
 from orchestrator.worker.measuring.quick import quick_cost
@@ -22,7 +23,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_costs_are_measured_in_whatever_room_there_is_and_slots_are_left_empty(prepared, kv_cache_bytes):
     model, clock = load_hybrid(prepared, kv_cache_bytes), SystemClock()
     free = model.free_blocks()
-    steps = measure_steps(model, clock, lambda stage, fraction: None, budget_s=0.5)
+    steps = measure_steps(model, clock, silent, budget_s=0.5)
     assert steps.cost.ms(1) > 0.0
     assert {max(one.rows) for one in steps.samples if len(one.rows) > 1} <= {1}  # nobody drafts for it
     quick_cost(model, clock, budget_s=1.0)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters import registry
-from adapters.conformance.case import Prepared, bits, run, silent, text
+from adapters.conformance.case import Prepared, bits, run, text
 from adapters.contract import (
     CapacityError,
     DeviceLost,
@@ -22,6 +22,7 @@ from adapters.contract import (
     Segment,
     ShardingAdapter,
     Unsupported,
+    silent,
 )
 from adapters.names import OWN_ADAPTERS, SHARDING_ADAPTERS
 from adapters.pipeline import PipelineModel

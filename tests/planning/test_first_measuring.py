@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.contract import silent
 from device_profiles.measured import DeviceRates, Hardware, MatmulRate, MeasuredDevice
 from device_profiles.profile import Exactness, Precision
 from orchestrator.clock import SystemClock
@@ -173,7 +174,7 @@ async def test_a_target_is_planned_with_as_soon_as_its_forwards_are_known(tmp_pa
     config = load_config(write_config(tmp_path, "simulated:toy?base_ms=4"))
     store, awaited = profile_store(config), asyncio.Event()
     awaited.set()
-    await profile_missing(config, tmp_path, StartWatch(lambda stage, fraction: None, awaited, SystemClock()), 3600.0)
+    await profile_missing(config, tmp_path, StartWatch(silent, awaited, SystemClock()), 3600.0)
     (kept,) = store.models()
     assert kept.forwards_only
     (work,) = list_wanted(config, tmp_path)
@@ -183,6 +184,6 @@ async def test_a_target_is_planned_with_as_soon_as_its_forwards_are_known(tmp_pa
     assert any(line.startswith("branches of drafts: ") for line in basis(planned)[0].figures)
     assert "only its forwards were measured" in list_doubts(planned)[0]
     awaited.clear()
-    await profile_missing(config, tmp_path, StartWatch(lambda stage, fraction: None, awaited, SystemClock()), 3600.0)
+    await profile_missing(config, tmp_path, StartWatch(silent, awaited, SystemClock()), 3600.0)
     assert work.is_known(store)
     assert store.texts()

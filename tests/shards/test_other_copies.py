@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.contract import ModelRefused
+from adapters.contract import ModelRefused, silent
 from adapters.registry import get
 from orchestrator.protocol.load_options import ShardOptions
 from orchestrator.worker.loading.pipeline import PipelineLoader
-from orchestrator.worker.loading.prepared import count_layers, prepare_model, prepare_part, silent
+from orchestrator.worker.loading.prepared import count_layers, prepare_model, prepare_part
 from orchestrator.worker.shards.remote import RemoteRuntime
 from tests.support import tiny_models
 from tests.support.options import build_options

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.borrowed_slots import borrow_slots
-from adapters.contract import LoadOptions, StagedModel, cut_layers
+from adapters.contract import LoadOptions, StagedModel, cut_layers, silent
 from adapters.grammar import GrammarCompiler
 from adapters.pipeline import PipelineModel
 from adapters.simulated.adapter import SimulatedAdapter
@@ -29,7 +29,7 @@ def cut_toy(directory: Path, script: str = "", cuts: Sequence[int] = (2, 2), *, 
         options = LoadOptions(
             device="SIM", slots=8, max_batch_rows=256, kv_cache_bytes=int(kv_blocks * 16 * 1024 * share)
         )
-        shards.append(adapter.load_layers(directory, options, layers, lambda stage, fraction: None))
+        shards.append(adapter.load_layers(directory, options, layers, silent))
     return PipelineModel(shards)
 
 

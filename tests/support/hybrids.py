@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions, list_classes
+from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions, list_classes, silent
 from adapters.registry import get, list_devices
 from tests.support.tiny_llama_files import write_llama_file
 
@@ -28,7 +28,7 @@ def prepare_hybrid(directory: Path) -> Path:
     """Return where it is prepared."""
     target = directory / "prepared"
     target.mkdir()
-    get("llama_cpp").prepare(write_hybrid(directory), target, lambda stage, fraction: None)
+    get("llama_cpp").prepare(write_hybrid(directory), target, silent)
     return target
 
 
@@ -37,4 +37,4 @@ def load_hybrid(prepared: Path, kv_cache_bytes: int = 16 << 20) -> LoadedModel:
     adapter = get("llama_cpp")
     asked = LoadOptions(slots=6, kv_cache_bytes=kv_cache_bytes, threads=1, max_batch_rows=64)
     chosen = list_classes(adapter, prepared, asked)[-1][0]
-    return adapter.load(prepared, replace(asked, numerical_class=chosen), lambda stage, fraction: None)
+    return adapter.load(prepared, replace(asked, numerical_class=chosen), silent)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from adapters.contract import AdapterError
+from adapters.contract import AdapterError, silent
 from orchestrator.config.load import load_config
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.events import Failed
@@ -20,7 +20,7 @@ def main() -> None:
     path = Path(sys.argv[1])
     found = Failed("", restartable=True)
     try:
-        load_target(engine_options(load_config(path), path.parent), lambda stage, fraction: None, slots=2)
+        load_target(engine_options(load_config(path), path.parent), silent, slots=2)
     except AdapterError as error:
         found = describe_loading_failure(error)
     sys.stdout.write(f"\n{msgspec.json.encode(found).decode()}\n")

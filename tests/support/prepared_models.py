@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from adapters.conformance.case import silent
-from adapters.contract import Adapter, LoadOptions
+from adapters.contract import Adapter, LoadOptions, silent
 
 
 def prepare_beside(adapter: Adapter, source: Path) -> Path:

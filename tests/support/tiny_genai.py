@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from adapters import registry
+from adapters.contract import silent
 from adapters.decoder.source import open_source
 from adapters.genai_facts import GENAI_CONFIG
 from adapters.onnx_rt.graph import cache_names
@@ -27,7 +28,7 @@ def write_genai(directory: Path, name: str, **changes: Any) -> Path:
     source = tiny_models.write_model(directory.with_name(f"{directory.name}-safetensors"), name, **changes)
     directory.mkdir()
     adapter: Any = registry.get("onnx_rt")
-    adapter.prepare(source, directory, lambda stage, fraction: None)
+    adapter.prepare(source, directory, silent)
     spec = open_source(source).spec
     (directory / "spec.json").unlink()
     (directory / "weights.bin").rename(directory / "model.onnx.data")

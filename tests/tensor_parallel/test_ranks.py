@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters import registry
-from adapters.conformance.case import Case, Prepared, bits, load, prepare_case, run, silent, text
+from adapters.conformance.case import Case, Prepared, bits, load, prepare_case, run, text
 from adapters.contract import (
     DeviceLost,
     LoadedModel,
@@ -31,6 +31,7 @@ from adapters.contract import (
     Segment,
     TensorParallelAdapter,
     Unsupported,
+    silent,
 )
 from adapters.decoder.spec import DecoderSpec
 from adapters.torch_device import ranks as rank_zero

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 import structlog
 
+from adapters.contract import silent
 from adapters.libllama import VARIABLE
 from orchestrator.errors import WorkerLost
 from orchestrator.launch.local import LocalCluster
@@ -75,7 +76,7 @@ async def test_the_path_within_each_of_its_nodes_is_measured(cluster: Cluster) -
     nodes = await cluster.nodes()
     assert len(nodes) == 1
     found: list[Any] = []
-    watch = Watch(lambda stage, fraction: None, found.append)
+    watch = Watch(silent, found.append)
     for left, right in paths(nodes):
         # As where they are on two hosts: over TCP too, if the host has an address.
         await measure_path(

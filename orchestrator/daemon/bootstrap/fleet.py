@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adapters.contract import AdapterError
+from adapters.contract import AdapterError, silent
 from device_profiles.device_load import DeviceLoad
 from device_profiles.link import LinkProfile
 from orchestrator.config.load import store_directory
@@ -198,7 +198,7 @@ async def propose_for_hosts(config: ClusterConfig, path: Path, taken: tuple[Take
     that there are, beside other targets that have what is `taken`. Raises OutriderError, and what resolving the models
     raises."""
     cluster = build_cluster(config)
-    planning = FleetPlanning(config, path, cluster, lambda stage, fraction: None, _Nobody(), lambda: taken)
+    planning = FleetPlanning(config, path, cluster, silent, _Nobody(), lambda: taken)
     try:
         return await planning.propose()
     finally:

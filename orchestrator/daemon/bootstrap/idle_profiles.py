@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from adapters.contract import AdapterError
+from adapters.contract import AdapterError, silent
 from adapters.device_memory import read_host_memory
 from device_profiles.device_load import PROCESSOR, DeviceLoad, name_counters
 from device_profiles.units import human_bytes
@@ -190,7 +190,7 @@ class IdleMeasuring:
         """Return whether nothing was in the way meanwhile. Raises WorkerError."""
         cluster = local_cluster()
         await cluster.open()
-        watch = Watch(lambda stage, fraction: None, self._store.save)
+        watch = Watch(silent, self._store.save)
         try:
             spec = work.spec(self._store, refresh=False, device_only=device_only)
             return await measure_until(cluster, spec, watch, self._wait_obstacle(work))

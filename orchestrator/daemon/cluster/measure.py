@@ -10,6 +10,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from adapters.contract import silent
 from device_profiles.store import ProfileStore
 from device_profiles.units import GIB
 from orchestrator.daemon.cluster.inventory import HostInventory, MissingProfile
@@ -134,7 +135,7 @@ async def measure_links(
 
 async def _measure_path(cluster: Cluster, left: str, right: str, store: ProfileStore) -> None:
     echo = echo_spec(right, across=left != right)
-    watch = Watch(lambda stage, fraction: None, store.save)
+    watch = Watch(silent, store.save)
     try:
         await measure_path(cluster, echo, partial(probe_spec, left=left, right=right), watch)
     except WorkerError as error:

@@ -12,7 +12,7 @@ import msgspec
 
 from adapters import own_tokenizer
 from adapters.borrowed_slots import cut_slots
-from adapters.contract import DeviceLost, ModelRefused, TakesHeads, Unsupported
+from adapters.contract import DeviceLost, ModelRefused, TakesHeads, Unsupported, silent
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_store import ModelReplaced, ModelStore
 from adapters.names import HEAD_ADAPTERS
@@ -48,7 +48,7 @@ from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.drafting.translate import TranslatingDrafter
 from orchestrator.worker.drafting.variants import VariantDrafter
 from orchestrator.worker.loading.models import LoadedSource, load_model
-from orchestrator.worker.loading.prepared import OnProgress, find_model, prepare_own_tokenizer, silent
+from orchestrator.worker.loading.prepared import OnProgress, find_model, prepare_own_tokenizer
 from orchestrator.worker.loading.statistics import (
     NO_STATISTICS,
     FoundStatistics,

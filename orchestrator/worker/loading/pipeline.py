@@ -19,6 +19,7 @@ from adapters.contract import (
     Progress,
     ShardingAdapter,
     Unsupported,
+    silent,
 )
 from adapters.pipeline import OnForward, PipelineModel
 from orchestrator.worker.shards.remote import RemoteShard
@@ -113,7 +114,7 @@ class PipelineLoader:
         mine = replace(part.fit(options), kv_cache_bytes=int(options.kv_cache_bytes * share))
         if options.numerical_class is not None:
             mine = replace(mine, numerical_class=self._match(part, options.numerical_class, options))
-        return part.adapter.load_layers(part.prepared, mine, part.layers, lambda stage, fraction: None)
+        return part.adapter.load_layers(part.prepared, mine, part.layers, silent)
 
     def _match(self, part: PlacedLayers, wanted: NumericalClass, options: LoadOptions) -> NumericalClass:
         """Return the class in which a part runs where the first one runs in `wanted`: of a tier as far from the first,

@@ -20,6 +20,7 @@ from adapters.contract import (
     TensorParallelAdapter,
     Unsupported,
     cut_layers,
+    silent,
 )
 from adapters.decoder.facts import FileFacts
 from adapters.device_check import check_device
@@ -54,10 +55,6 @@ _TRIES = 3
 """Of preparing a model whose files are replaced meanwhile. ADR 0103. Not tuned."""
 
 OnProgress = Callable[[str, float], None]
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +292,7 @@ def _write_simulated_source(options: ModelOptions, adapter: Adapter, root: Path)
     with explain_errors(root):
         prepared.mkdir(parents=True, exist_ok=True)
         source.write_text(script, encoding="utf-8")
-        adapter.prepare(source, prepared, lambda stage, fraction: None)
+        adapter.prepare(source, prepared, silent)
     return prepared
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.contract import ModelRefused
+from adapters.contract import ModelRefused, silent
 from adapters.model_identity import ModelIdentity
 from orchestrator.protocol.draft_messages import AttachDraft, DraftLink
 from orchestrator.protocol.load_options import EngineOptions
@@ -20,7 +20,6 @@ from orchestrator.worker.engine.loop import DecodeLoop, LoopTuning
 from orchestrator.worker.engine.variants import SpeculationVariants
 from orchestrator.worker.loading.drafters import BuiltDrafters, Remotes, build_variant_drafters
 from orchestrator.worker.loading.models import LoadedSource
-from orchestrator.worker.loading.prepared import silent
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.policy import DepthPolicy
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from adapters.contract import LayerRange, LoadedShard, LoadOptions, NumericalClass, ShardingAdapter, Unsupported
+from adapters.contract import LayerRange, LoadedShard, LoadOptions, NumericalClass, ShardingAdapter, Unsupported, silent
 from adapters.model_source import check_model
 from orchestrator.machine.devices import class_mark_of, device_name, effective_device, find_device, threads_on
 from orchestrator.protocol.contract import NODE_ADDRESS
@@ -16,7 +16,7 @@ from orchestrator.protocol.events import Progress
 from orchestrator.protocol.load_options import ShardWorkerOptions
 from orchestrator.worker.loading.memory import predict_memory
 from orchestrator.worker.loading.pipeline import check_whole_runtime
-from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part, silent
+from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part
 from orchestrator.worker.shards.protocol import VERSION, Description
 from orchestrator.worker.shards.server import Emit, ShardEngine
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from adapters import registry
-from adapters.contract import AdapterError, LoadedModel, LoadOptions, ModelLoader, NumericalClass, OutOfMemory
+from adapters.contract import AdapterError, LoadedModel, LoadOptions, ModelLoader, NumericalClass, OutOfMemory, silent
 from adapters.decoder.short_text import ShortText
 from adapters.device_memory import read_host_memory
 from adapters.invariance import fingerprint_bits
@@ -81,7 +81,7 @@ class TrialHere:
     def __init__(self, adapter: ModelLoader, job: ClassJob) -> None:
         clock = SystemClock()
         started_s = clock.monotonic_s()
-        model: LoadedModel = adapter.load(Path(job.prepared), job.options, lambda stage, fraction: None)
+        model: LoadedModel = adapter.load(Path(job.prepared), job.options, silent)
         self._model, self._meter = model, CostMeter(model, clock)
         try:
             if job.only_bits:

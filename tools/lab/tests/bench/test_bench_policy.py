@@ -15,6 +15,7 @@ from outrider_lab.replay.recorded import Costs
 from outrider_lab.replay.run import replay
 from outrider_lab.simulation.recording import Recording, RecordingError, load_recording, save_recording
 
+from adapters.contract import silent
 from adapters.tokenizer import load_tokenizer
 from device_profiles.cost import StepCost
 from orchestrator.worker.drafting.port import Ask
@@ -41,7 +42,7 @@ def config(tmp_path_factory):
 @pytest.fixture(scope="module")
 def target(config):
     options = read_policy_options(config, 4)
-    loaded = load_target(options, lambda stage, fraction: None)
+    loaded = load_target(options, silent)
     yield loaded, options
     loaded.model.close()
 

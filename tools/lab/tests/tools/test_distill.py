@@ -17,7 +17,7 @@ from outrider_lab.distill.vocabulary import coverage, most_frequent
 from typer.testing import CliRunner, Result
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, LoadOptions, Segment, TakesHeads
+from adapters.contract import AdapterUnavailable, LoadOptions, Segment, TakesHeads, silent
 from adapters.head_facts import read_head
 from adapters.hf_directory import open_weights
 from adapters.model_source import resolve
@@ -35,10 +35,6 @@ TINY = ["--outputs", "64", "--hidden", "64", "--heads", "2", "--mlp", "64", "--l
 
 
 NO_TORCH = "torch is not installed: pip install 'outrider-lab[distill]'"
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 def run(*arguments: object) -> Result:

@@ -116,8 +116,9 @@ def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: i
 
 
 def _quality(options: EngineOptions, texts: Sequence[PromptText], limit: int) -> dict[str, Any]:
+    from adapters.contract import silent
     from orchestrator.cli.options import show_progress
-    from orchestrator.worker.loading.prepared import load_own_tokenizer, silent
+    from orchestrator.worker.loading.prepared import load_own_tokenizer
     from orchestrator.worker.measuring.prompts import spread
     from orchestrator.worker.measuring.quality import measure_quality
 

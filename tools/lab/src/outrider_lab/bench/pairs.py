@@ -13,7 +13,7 @@ import psutil
 import typer
 
 from adapters import registry
-from adapters.contract import AdapterError
+from adapters.contract import AdapterError, silent
 from adapters.model_source import refuse_runtime
 from device_profiles.units import MIB
 from orchestrator.errors import OutriderError
@@ -166,7 +166,7 @@ def _measure_pairings(
                 loaded.model.close()
             loaded, reason, target = None, "", pair.target
             try:
-                loaded = load_target(_options_of(pair, options), lambda stage, fraction: None)
+                loaded = load_target(_options_of(pair, options), silent)
             except AdapterError as error:
                 reason = str(error)
         if loaded is None:

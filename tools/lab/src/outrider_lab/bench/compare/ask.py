@@ -8,13 +8,14 @@ from typing import get_args
 
 import msgspec
 
+from adapters.contract import silent
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.config.model_keys import WeightsPrecision
 from orchestrator.config.target import AUTO
 from orchestrator.config.without_file import configure_model
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.worker.loading.prepared import prepare_tokenizer_of, silent
+from orchestrator.worker.loading.prepared import prepare_tokenizer_of
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from orchestrator.worker.measuring.prompts import TEXTS, PromptText, read_texts, spread
 from outrider_lab.bench.compare.endpoint import parse_endpoint

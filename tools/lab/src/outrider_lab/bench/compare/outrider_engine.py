@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from adapters.contract import silent
 from adapters.hardware import runtime_version
 from adapters.quality import log_probabilities
 from orchestrator.protocol.commands import Submit
@@ -18,7 +19,6 @@ from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource, load_target
-from orchestrator.worker.loading.prepared import silent
 from orchestrator.worker.measuring.quality import feed_tokens
 from outrider_lab.peers.contract import Answer, PeerPrompt, Score
 

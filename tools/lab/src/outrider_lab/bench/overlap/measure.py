@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from adapters.contract import silent
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import SystemClock
 from orchestrator.config.model import ClusterConfig
@@ -32,7 +33,6 @@ from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLim
 from orchestrator.worker.loading.drafters import remote_pair
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource, load_target
-from orchestrator.worker.loading.prepared import silent
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.draft_process import start_draft_process
 from outrider_lab.bench.errors import BenchError

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from adapters.contract import silent
 from orchestrator.config.model import ClusterConfig
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.planning.profiling.work import Work, profile_store
@@ -109,7 +110,7 @@ def _runner(options: EngineOptions, work: Work, slots: int) -> LoopRunner:
     model = work.job.model
     here = options.with_model(adapter=model.adapter, device=model.device, threads=model.threads)
     with Console(stderr=True).status(f"loading the target on {model.adapter}"):
-        return LoopRunner(here, load_target(here, lambda stage, fraction: None, slots=slots))
+        return LoopRunner(here, load_target(here, silent, slots=slots))
 
 
 def _load_row(plan: PlannedLoad, measured: Mapping[Configuration, RunMeasurement]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from adapters.contract import AdapterError
+from adapters.contract import AdapterError, silent
 from adapters.tokenizer import Tokenizer, load_tokenizer
 from device_profiles.units import MS_PER_S
 from orchestrator.config.model import ClusterConfig
@@ -26,7 +26,7 @@ from orchestrator.protocol.events import Event, Failed
 from orchestrator.protocol.load_options import ModelOptions
 from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Refused, RoundReport
-from orchestrator.worker.loading.prepared import load_own_tokenizer, silent
+from orchestrator.worker.loading.prepared import load_own_tokenizer
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
 from policies.sampling import Sampling

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from adapters.contract import silent
 from device_profiles.measured import MeasuredModel
 from orchestrator.config.load import load_config
 from orchestrator.fitting.worker_options import engine_options
@@ -142,7 +143,7 @@ def _record(
     runs: Sequence[ValidationRun], texts: Sequence[Sequence[PromptText]], options: EngineOptions, max_tokens: int
 ) -> list[RunRequests]:
     options = msgspec.structs.replace(options, max_running=_TOGETHER)
-    target = load_target(options, lambda stage, fraction: None)
+    target = load_target(options, silent)
     try:
         return record_runs(runs, texts, options, target, max_tokens)
     finally:
