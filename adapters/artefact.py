@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from adapters.boot_id import read_boot_id
 from adapters.content_digest import EachChunk, file_identity, hash_file, ignore_chunk
 
 MANIFEST = "manifest.json"
@@ -31,7 +32,6 @@ AND = " and "
 KEPT_SUFFIX = ".kept"
 """Of files that say what of a draft is finished: with one of them, a draft that was left is gone on with."""
 _FORMAT = 1
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +146,6 @@ def find_mark(directory: Path) -> str:
     if not (directory / CORRUPT).exists():
         return ""
     return str(_read_note(directory / CORRUPT).get("problem") or "it was found damaged")
-
-
-def read_boot_id() -> str:
-    """Return what is another text after every start of the machine; "" where there is none."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def _identities(directory: Path) -> dict[str, list[int]]:

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from adapters.boot_id import read_boot_id
+
 _SOCKET, _OUTPUT, _RECORD, _GUARD = "socket", "output", "record", "guard"
 _SPARE = "spare."
 _SPARES, _MOST_SPARES = 2, 8  # that are made ahead, and that are kept when workers end
@@ -27,7 +29,6 @@ _SPARES, _MOST_SPARES = 2, 8  # that are made ahead, and that are kept when work
 _RECORD_BYTES = 4096
 _BACKLOG = 4  # daemons that knock at a time: there is one
 _STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, behind the command's name
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # What an orphan may print before it waits, or loses the rest. ADR 0050. Linux's most without privileges.
 _PIPE_BYTES = 1024 * 1024
 
@@ -147,7 +148,7 @@ def list_homes(directory: Path) -> list[WorkerHome]:
 
 def read_birth(pid: int) -> str:
     """Return what no other process with this number has: the boot, and the tick in which it began. Raises OSError."""
-    return f"{_BOOT_ID.read_text().strip()} {_read_stat(pid)[_START_FIELD]}"
+    return f"{read_boot_id()} {_read_stat(pid)[_START_FIELD]}"
 
 
 def is_alive(pid: int, birth: str) -> bool:

@@ -165,8 +165,7 @@ async def test_bodies_behind_a_suspect_may_be_sent_again_and_are_not_too_large(t
 def test_a_loss_of_power_and_a_broken_record_blame_nobody(tmp_path, monkeypatch):
     daemons = Daemons(tmp_path)
     daemons.die_over(b"deadly")
-    monkeypatch.setattr(body_work, "_BOOT_ID", tmp_path / "boot")
-    (tmp_path / "boot").write_text("another boot\n")
+    monkeypatch.setattr(body_work, "read_boot_id", lambda: "another boot")
     daemons.die_over(b"deadly")
     assert daemons.read(b"deadly")
     (tmp_path / "deaths.json").write_text("{")

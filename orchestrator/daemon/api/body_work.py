@@ -26,6 +26,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from adapters.boot_id import read_boot_id
 from orchestrator.clock import Clock
 from orchestrator.daemon.control.health.blame import NO_RETRY
 from orchestrator.daemon.control.port import QuarantinedView
@@ -48,7 +49,6 @@ _SLOT_BYTES: Final = 256  # two digests and a request's id. Any that holds them 
 _DIGEST_BYTES: Final = 8
 _FREE: Final = b"\0" * (2 * _DIGEST_BYTES)  # no digest
 _MOST_ID_BYTES: Final = _SLOT_BYTES - len(_FREE)
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _log = get_logger(__name__)
 
 
@@ -284,7 +284,7 @@ class DeadlyBodies:
 
     def _read_notes(self) -> list[tuple[str, str]]:
         """Return the digests that the last daemon had noted, with their requests' ids."""
-        if self._record.boot != _read_boot():
+        if self._record.boot != read_boot_id():
             return []
         try:
             data = self._notes_path.read_bytes()
@@ -323,7 +323,7 @@ class DeadlyBodies:
     def _write_record(self) -> None:
         if self._directory is None:
             return
-        self._record.boot = _read_boot()
+        self._record.boot = read_boot_id()
         fresh = self._record_path.with_suffix(".new")
         try:
             fresh.write_bytes(msgspec.json.encode(self._record))
@@ -340,10 +340,3 @@ class DeadlyBodies:
     def _record_path(self) -> Path:
         assert self._directory is not None  # noqa: S101
         return self._directory / "deaths.json"
-
-
-def _read_boot() -> str:
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return "unknown"

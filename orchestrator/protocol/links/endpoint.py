@@ -21,13 +21,14 @@ import ssl
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any, Final
 
+from adapters.boot_id import read_boot_id
 from adapters.framing import receive_exactly
 from orchestrator.protocol.links.address import LinkEndpoint
 
@@ -41,7 +42,6 @@ GREETING_S = 5.0
 
 _KEY_BYTES = 32
 _BACKLOG = 8  # of the kernel; each is greeted in a thread at once
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _LinkSocket(ssl.SSLSocket):
@@ -123,9 +123,7 @@ class LinkLost(Exception):
 
 def host_id() -> str:
     """Return what all processes of this machine say, and those of no other do."""
-    with suppress(OSError):
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    return socket.gethostname()
+    return read_boot_id() or socket.gethostname()
 
 
 class EndpointServer:
