@@ -100,12 +100,18 @@ def _name_limits(request: WireRequest, engine: str) -> dict[str, Any]:
     }
 
 
-def _name_penalties(request: WireRequest) -> dict[str, Any]:
+def _build_body(request: WireRequest, name: str, engine: str) -> dict[str, Any]:
+    """Return what most engines take by the same names."""
     sampling = request.submit.sampling
     return {
+        "model": name,
+        "prompt": request.prompt,
+        **_name_limits(request, engine),
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
         "repetition_penalty": sampling.repetition_penalty,
+        "min_p": sampling.min_p,
+        "stream_options": {"include_usage": True},
     }
 
 
@@ -120,10 +126,8 @@ def _name_ends(request: WireRequest) -> dict[str, Any]:
 
 
 def _build_vllm(request: WireRequest, name: str) -> dict[str, Any]:
-    sampling = request.submit.sampling
-    body = {"model": name, "prompt": request.prompt, **_name_limits(request, VLLM), **_name_penalties(request)}
-    body |= {"top_k": sampling.top_k or -1, "min_p": sampling.min_p, "skip_special_tokens": False}
-    body |= {"return_token_ids": True, "stream_options": {"include_usage": True}, "add_special_tokens": False}
+    body = _build_body(request, name, VLLM) | {"top_k": request.submit.sampling.top_k or -1}
+    body |= {"return_token_ids": True, "skip_special_tokens": False, "add_special_tokens": False}
     grammar = request.submit.grammar
     if grammar is not None:
         body["structured_outputs"] = _name_schema(grammar, "json", "regex", as_text=False)
@@ -131,28 +135,22 @@ def _build_vllm(request: WireRequest, name: str) -> dict[str, Any]:
 
 
 def _build_sglang(request: WireRequest, name: str) -> dict[str, Any]:
-    sampling = request.submit.sampling
-    body = {"model": name, "prompt": request.prompt, **_name_limits(request, SGLANG), **_name_penalties(request)}
-    body |= {"top_k": sampling.top_k or -1, "min_p": sampling.min_p, "skip_special_tokens": False}
-    body |= {"return_token_ids": True, "stream_options": {"include_usage": True}}
+    body = _build_body(request, name, SGLANG) | {"top_k": request.submit.sampling.top_k or -1}
+    body |= {"return_token_ids": True, "skip_special_tokens": False}
     if request.submit.grammar is not None:
         body |= _name_schema(request.submit.grammar, "json_schema", "regex", as_text=True)
     return body | _name_ends(request) | _name_biases(request)
 
 
 def _build_trtllm(request: WireRequest, name: str) -> dict[str, Any]:
-    sampling = request.submit.sampling  # a body with any other field is refused
-    body = {"model": name, "prompt": request.prompt, **_name_limits(request, TRTLLM), **_name_penalties(request)}
-    body |= {"top_k": sampling.top_k, "min_p": sampling.min_p, "detokenize": False, "add_special_tokens": False}
-    body |= {"stream_options": {"include_usage": True}}
+    body = _build_body(request, name, TRTLLM)  # one with any field but these is refused
+    body |= {"top_k": request.submit.sampling.top_k, "detokenize": False, "add_special_tokens": False}
     return body | _name_ends(request) | _name_biases(request)
 
 
 def _build_ovms(request: WireRequest, name: str) -> dict[str, Any]:
-    sampling = request.submit.sampling
-    body = {"model": name, "prompt": request.prompt, **_name_limits(request, OVMS), **_name_penalties(request)}
-    body |= {"stream_options": {"include_usage": True}, "ignore_eos": request.ignore_eos, "min_p": sampling.min_p}
-    return body | ({"top_k": sampling.top_k} if sampling.top_k else {})
+    top_k = request.submit.sampling.top_k
+    return _build_body(request, name, OVMS) | {"ignore_eos": request.ignore_eos} | ({"top_k": top_k} if top_k else {})
 
 
 def _build_generic(request: WireRequest, name: str) -> dict[str, Any]:
