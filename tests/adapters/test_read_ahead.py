@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +18,7 @@ from orchestrator.config.load import load_config
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target
-from tests.daemon.test_replaced_models import truncate, write_over
+from tests.daemon.test_replaced_models import truncate, write_in_place, write_over
 from tests.support.tiny_gguf import Tiny, write
 
 WORDS = (*map(chr, range(33, 126)), "xy")
@@ -102,16 +101,7 @@ def test_what_was_read_ahead_has_the_files_bits(tmp_path, loads) -> None:
     assert loads.open == 0
 
 
-def write_in_place(path: Path) -> None:
-    """Replace a file's content, with neither size nor inode nor date telling."""
-    before = path.stat()
-    write(path.with_suffix(".new"), OTHER)
-    with path.open("r+b") as stream:
-        stream.write(path.with_suffix(".new").read_bytes())
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-@pytest.mark.parametrize("replace", [partial(write_over, tiny=OTHER), write_in_place])
+@pytest.mark.parametrize("replace", [partial(write, tiny=OTHER) for write in (write_over, write_in_place)])
 def test_a_file_that_was_replaced_meanwhile_is_not_served_as_what_was_read(tmp_path, loads, replace) -> None:
     source, other = tmp_path / "tiny.gguf", tmp_path / "other"
     write(source, TINY())

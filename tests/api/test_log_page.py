@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 
 from orchestrator.cli.logs import describe_page
 from orchestrator.daemon.api.admin.daemon import KeptLog
@@ -20,20 +19,13 @@ from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.telemetry import LogFilter, LogRing, RingHandler, get_logger, setup_logging
 from tests.api.support import ScriptedControl
+from tests.support.logs import restored_logging as restored_logging
 
 
 @pytest.fixture
-def ring():
-    """The ring of this process's log, which is left as it was."""
-    root = logging.getLogger()
-    names = ("httpx", "httpcore", "asyncio", "uvicorn.error")
-    before = root.handlers[:], root.level, [logging.getLogger(name).level for name in names]
-    yield LogRing()
-    root.handlers[:], level, levels = before
-    root.setLevel(level)
-    for name, one in zip(names, levels, strict=True):
-        logging.getLogger(name).setLevel(one)
-    structlog.reset_defaults()
+def ring(restored_logging: None) -> LogRing:
+    """The ring of this process's log."""
+    return LogRing()
 
 
 def events(ring: LogRing, **wanted: Any) -> list[str]:

@@ -8,23 +8,11 @@ import logging
 from datetime import UTC, datetime
 
 import pytest
-import structlog
 
 from orchestrator.telemetry import get_logger, setup_logging
+from tests.support.logs import restored_logging as restored_logging
 
-
-@pytest.fixture(autouse=True)
-def restored():
-    """Logging is the process's own: leave it as it was."""
-    root = logging.getLogger()
-    names = ("httpx", "httpcore", "asyncio", "uvicorn.error")
-    before = root.handlers[:], root.level, [logging.getLogger(name).level for name in names]
-    yield
-    root.handlers[:], level, levels = before
-    root.setLevel(level)
-    for name, one in zip(names, levels, strict=True):
-        logging.getLogger(name).setLevel(one)
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 def test_our_entries_and_a_librarys_have_the_same_fields_in_json():

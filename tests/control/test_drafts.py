@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -15,11 +15,13 @@ import pytest
 
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.drafts.draft_workers import NO_POOLS
 from orchestrator.daemon.control.port import DraftView
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.commands import Submit
 from policies.sampling import Sampling
+from policies.serving.draft_pool import PoolSize
 from tests.support import drafted, drafters
 from tests.support.loops import decode as decode_here
 from tests.support.loops import loop_over, toy
@@ -36,16 +38,24 @@ def expected() -> list[int]:
 
 @asynccontextmanager
 async def running(
-    expected: list[int], *, max_restarts: int = 5, replicas: int = 1, **draft: Any
+    expected: list[int],
+    *,
+    max_restarts: int = 5,
+    replicas: int = 1,
+    script: str = "base_ms=1.5",
+    answer_timeout_s: float = 0.3,
+    pools: Mapping[str, PoolSize] = NO_POOLS,
+    **draft: Any,
 ) -> AsyncIterator[TargetControl]:
     """Control whose target is ready; its draft workers may not be yet. Afterwards no process is left."""
-    spec = drafted.target_spec(script="base_ms=1.5", answer_timeout_s=0.3)
+    spec = drafted.target_spec(script=script, answer_timeout_s=answer_timeout_s)
     control = TargetControl(
         LocalCluster(),
         [msgspec.structs.replace(spec, name=f"target-{number}") for number in range(replicas)],
         ControlLimits(4, 8, max_restarts),
         SystemClock(),
         drafts=[drafters.spec([[*SUBMIT.prompt, *expected]], **draft)],
+        draft_pools=pools,
     )
     await control.start()
     try:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -96,8 +96,8 @@ def list_shared() -> list[str]:
 
 
 @asynccontextmanager
-async def serving(*specs: WorkerSpec) -> AsyncIterator[TargetControl]:
-    control = TargetControl(LocalCluster(), specs, LIMITS, SystemClock(), at_once)
+async def serving(*specs: WorkerSpec, share_memory: bool = True) -> AsyncIterator[TargetControl]:
+    control = TargetControl(LocalCluster(), specs, LIMITS, SystemClock(), at_once, share_memory=share_memory)
     await control.start()
     try:
         await asyncio.wait_for(control.wait_settled(), 60.0)
@@ -117,13 +117,16 @@ def totals(control: TargetControl) -> KvMoveTotals:
     return sum(control.view().kv_moves.values(), KvMoveTotals())
 
 
-async def move_all(control: TargetControl, slow: Brake, *specs: WorkerSpec) -> dict[str, list[int]]:
-    """Decode all streams, and change to these workers once each has some tokens."""
+async def move_all(
+    control: TargetControl, slow: Brake, spec: WorkerSpec, moved: Callable[[], bool] | None = None
+) -> dict[str, list[int]]:
+    """Decode all streams, and change to this worker once each has some tokens. Rounds are slow until it serves, or all
+    have `moved`."""
     slow.set()
     tasks = [asyncio.create_task(tokens_of(control, ask(number))) for number in range(STREAMS)]
     await until_async(lambda: control.view().totals.generated >= 10 * STREAMS)
-    changing = asyncio.create_task(control.change(specs, []))
-    await until_async(lambda: control.view().replicas[0].name == specs[0].name)
+    changing = asyncio.create_task(control.change([spec], []))
+    await until_async(moved or (lambda: control.view().replicas[0].name == spec.name))
     slow.release()
     texts = await asyncio.wait_for(asyncio.gather(*tasks), 60.0)
     await asyncio.wait_for(changing, 60.0)

@@ -14,15 +14,11 @@ import msgspec
 import psutil
 import pytest
 
-from orchestrator.clock import SystemClock
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.port import DraftView
-from orchestrator.daemon.control.streams.admission import ControlLimits
-from orchestrator.launch.local import LocalCluster
 from policies.serving.draft_pool import PoolSize
-from tests.control.test_drafts import SUBMIT
+from tests.control.test_drafts import SUBMIT, running
 from tests.control.test_drafts import expected as expected
-from tests.support import drafted, drafters
 from tests.support.waiting import until_async
 
 ONE = PoolSize(1, 1)
@@ -30,33 +26,14 @@ ONE = PoolSize(1, 1)
 
 @asynccontextmanager
 async def sharing(
-    expected: list[int],
-    *,
-    replicas: int = 2,
-    size: PoolSize = ONE,
-    script: str = "base_ms=1.5",
-    answer_timeout_s: float = 0.5,
-    **draft: Any,
+    expected: list[int], *, replicas: int = 2, size: PoolSize = ONE, answer_timeout_s: float = 0.5, **options: Any
 ) -> AsyncIterator[TargetControl]:
     """Control whose replicas are ready, with draft workers that they share. Afterwards no process is left."""
-    spec = drafted.target_spec(script=script, answer_timeout_s=answer_timeout_s)
-    control = TargetControl(
-        LocalCluster(),
-        [msgspec.structs.replace(spec, name=f"target-{number}") for number in range(replicas)],
-        ControlLimits(4, 8, 5),
-        SystemClock(),
-        drafts=[drafters.spec([[*SUBMIT.prompt, *expected]], **draft)],
-        draft_pools={"knowing": size},
-    )
-    await control.start()
-    try:
-        await asyncio.wait_for(control.wait_settled(), 60.0)
+    options |= {"replicas": replicas, "answer_timeout_s": answer_timeout_s, "pools": {"knowing": size}}
+    async with running(expected, **options) as control:
         await until_async(lambda: all(one.phase == "ready" for one in control.view().replicas))
         await until_async(lambda: all_connected(control))
         yield control
-    finally:
-        await control.close()
-        assert not [one for one in psutil.Process().children() if "orchestrator.worker.local_host" in one.cmdline()]
 
 
 def drafts_of(control: TargetControl) -> list[DraftView]:

@@ -91,10 +91,10 @@ def write_over(path: Path, tiny: Tiny) -> None:
     path.with_suffix(".new").rename(path)
 
 
-def write_in_place(path: Path) -> None:
+def write_in_place(path: Path, tiny: Tiny = ALIKE) -> None:
     """Replace a file's content, with neither size nor inode nor date telling."""
     before = path.stat()
-    tiny_gguf.write(path.with_suffix(".new"), ALIKE)
+    tiny_gguf.write(path.with_suffix(".new"), tiny)
     with path.open("r+b") as stream:
         stream.write(path.with_suffix(".new").read_bytes())
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

@@ -58,8 +58,8 @@ class Family:
     sizes: Mapping[str, Any] | None = None
 
 
-def usual_keys(tiny: TinyLlama) -> dict[str, Any]:
-    """Return the keys that most architectures have."""
+def usual_keys(tiny: Any) -> dict[str, Any]:
+    """Return the keys that most architectures have, of a TinyLlama or a tiny_gguf.Tiny."""
     return {
         "block_count": tiny.layers,
         "context_length": tiny.context,

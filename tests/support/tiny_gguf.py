@@ -15,6 +15,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
+from tests.support.llama_families import usual_keys
+
 Arrays = dict[str, np.ndarray]
 
 
@@ -62,18 +64,7 @@ def write(
     given: dict[str, np.ndarray | None] = {**_random(tiny), **(extra or {})}
     arrays = {name: values for name, values in given.items() if values is not None}
     writer = GGUFWriter(str(path), tiny.family, split_max_tensors=tensors_each, small_first_shard=bare_first)
-    usual: dict[str, Any] = {
-        "block_count": tiny.layers,
-        "context_length": tiny.context,
-        "embedding_length": tiny.hidden,
-        "feed_forward_length": tiny.mlp,
-        "attention.head_count": tiny.heads,
-        "attention.head_count_kv": tiny.kv_heads,
-        "attention.key_length": tiny.head_dim,
-        "attention.value_length": tiny.head_dim,
-        "rope.dimension_count": tiny.head_dim,
-        "rope.freq_base": 10000.0,
-        "attention.layer_norm_rms_epsilon": 1e-5,
+    usual: dict[str, Any] = usual_keys(tiny) | {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens or [f"t{index}" for index in range(tiny.vocabulary)],
         "tokenizer.ggml.scores": [0.0] * (len(tokens) if tokens else tiny.vocabulary),
