@@ -21,9 +21,10 @@ def join(found: list[Part]) -> str:
     return "".join(piece.text for piece in found if isinstance(piece, Text))
 
 
-def cut_text(text: str, stops: list[str]) -> str:
-    """Read letter by letter, and cut where a stop is complete: the longest of those that end there."""
-    for end in range(1, len(text) + 1):
+def cut_text(text: str, stops: list[str], quiet: int = 0) -> str:
+    """Read letter by letter, and cut where a stop is complete: the longest of those that end there. Only those count
+    that end behind the first `quiet` characters."""
+    for end in range(quiet + 1, len(text) + 1):
         ending = [len(stop) for stop in stops if text[:end].endswith(stop)]
         if ending:
             return text[: end - max(ending)]
@@ -68,21 +69,12 @@ def test_text_is_held_back_only_while_it_could_become_a_stop():
     assert join(assembler.push(list(b"T"))) == "ENT"
 
 
-def cut_text_behind(text: str, stops: list[str], quiet: int) -> str:
-    """As `cut_text`, where only stops count that end behind the first `quiet` characters."""
-    for end in range(quiet + 1, len(text) + 1):
-        ending = [len(stop) for stop in stops if text[:end].endswith(stop)]
-        if ending:
-            return text[: end - max(ending)]
-    return text
-
-
 @given(st.text(alphabet="abc", max_size=40), STOPS_OF_ABC, st.integers(0, 12), st.lists(st.integers(0, 7), max_size=40))
 def test_a_stop_may_begin_in_the_first_tokens_and_ends_the_text_behind_them(text, stops, quiet, sizes):
     """A token is a character here. Nothing that was given out is ever retracted."""
     ids = list(text.encode())
     assembler = TextAssembler(TOKENIZER.decoder(), stops, quiet)
-    expected, told = cut_text_behind(text, stops, quiet), ""
+    expected, told = cut_text(text, stops, quiet), ""
     for size in [*sizes, len(ids)]:
         told += join(assembler.push(ids[:size]))
         ids = ids[size:]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,6 +71,17 @@ def submit(**fields: Any) -> Submit:
     return Submit(**(own | fields))
 
 
+def check_depths_and_losses(asked: Submit, plain: list[int], cuts: Sequence[int]) -> None:
+    """With drafts of any depth, and by another worker from any of these tokens on, the output is the plain one."""
+    for depth in (1, 4, 8):
+        out, rounds = decode(loop(suffix(), depth=depth), [asked])
+        assert out["r"] == plain
+        assert sum(done.drafted for done in rounds) > 0
+    for cut in cuts:
+        moved = msgspec.structs.replace(asked, committed=plain[:cut])
+        assert plain[:cut] + decode(loop(suffix()), [moved])[0]["r"] == plain
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("rule", RULES)
 def test_penalised_output_is_the_same_at_every_depth_and_after_a_loss(rule, temperature):
@@ -76,13 +89,7 @@ def test_penalised_output_is_the_same_at_every_depth_and_after_a_loss(rule, temp
     plain = decode(loop(None), [asked])[0]["r"]
     assert plain != decode(loop(None), [submit(sampling=Sampling(temperature, seed=4))])[0]["r"]
     assert END not in plain[:12]
-    for depth in (1, 4, 8):
-        out, rounds = decode(loop(suffix(), depth=depth), [asked])
-        assert out["r"] == plain
-        assert sum(done.drafted for done in rounds) > 0
-    for cut in (1, 11, 13):
-        moved = submit(sampling=asked.sampling, min_tokens=12, committed=plain[:cut])
-        assert plain[:cut] + decode(loop(suffix()), [moved])[0]["r"] == plain
+    check_depths_and_losses(asked, plain, (1, 11, 13))
 
 
 @pytest.mark.parametrize("name", FURTHER)
@@ -92,13 +99,7 @@ def test_further_samplers_leave_the_same_tokens_at_every_depth_and_after_a_loss(
     asked = submit(sampling=replace(usual, **fields))
     plain = decode(loop(None), [asked])[0]["r"]
     assert plain != decode(loop(None), [submit(sampling=usual)])[0]["r"]
-    for depth in (1, 4, 8):
-        out, rounds = decode(loop(suffix(), depth=depth), [asked])
-        assert out["r"] == plain
-        assert sum(done.drafted for done in rounds) > 0
-    for cut in (1, 13):
-        moved = submit(sampling=asked.sampling, committed=plain[:cut])
-        assert plain[:cut] + decode(loop(suffix()), [moved])[0]["r"] == plain
+    check_depths_and_losses(asked, plain, (1, 13))
 
 
 def test_min_tokens_holds_every_stop_token_back():
