@@ -97,7 +97,6 @@ def read_facts(header: GgufHeader) -> GgufFacts:
         kv_heads=kv.heads,
         key_lengths=kv.keys,
         value_lengths=kv.values,
-        windows=kv.windows,
         state_elements=states,
         layer_elements=elements,
         layer_reads=reads,
@@ -160,7 +159,6 @@ class _Kv:
     heads: tuple[int, ...]
     keys: tuple[int, ...]
     values: tuple[int, ...]
-    windows: tuple[int, ...]
 
 
 def _list_parts(tensors: Sequence[GgufTensor], layers: int) -> list[dict[str, GgufTensor]]:
@@ -193,8 +191,7 @@ def _read_kv(
         own = (slides[0], slides[1]) if windows[layer] else (key, value)
         beside = index if "indexer.attn_k.weight" in part else 0
         rows.append((kv_heads[layer], own[0] + beside, 0 if latent else own[1]))
-    counts, keys, values = (tuple(row[at] for row in rows) for at in range(3))
-    return _Kv(counts, keys, values, tuple(windows))
+    return _Kv(*(tuple(row[at] for row in rows) for at in range(3)))
 
 
 def _keeps_keys(part: dict[str, GgufTensor]) -> bool:

@@ -116,8 +116,6 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
     if state := next(filter(_STATES.search, tensors), None):
         raise _build_state_refusal(where, state)
     kept = _read_kv(reader, tensors, layers, heads, hidden)
-    kinds = reader.get("layer_types") or []
-    window = reader.count("sliding_window", default=1) if "sliding_attention" in kinds else 0
     bits = read_quantisation(config, where).get("bits")
     elements, reads, outside, head = _count_weights(
         reader, tensors, layers, bits if isinstance(bits, int) and 0 < bits <= 8 else _USUAL_BITS
@@ -138,7 +136,6 @@ def read_directory_facts(config: Mapping[str, Any], tensors: Mapping[str, Stored
         kv_heads=tuple(kv_heads for kv_heads, _, _ in kept),
         key_lengths=tuple(key for _, key, _ in kept),
         value_lengths=tuple(value for _, _, value in kept),
-        windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds[:layers]) or (0,) * layers,
         state_elements=(0,) * layers,
         layer_elements=elements,
         layer_reads=reads,

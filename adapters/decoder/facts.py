@@ -75,7 +75,7 @@ class DecoderFacts(FileFacts):
 
     `kv_heads`, `key_lengths` and `value_lengths`: how many keys a layer keeps of a position, and the elements of a key
     and of a value; all 0 in a layer that keeps none of its own. With latent attention values are a part of keys, and
-    their length is 0. `windows`: in tokens, 0 where a layer looks at all. `state_elements`: of a layer and a text.
+    their length is 0. `state_elements`: of a layer and a text.
 
     `layer_elements`: weights of the layer's matrices; `layer_reads`: those that one row meets, fewer where there are
     experts. `weights_bytes`: of the files."""
@@ -84,7 +84,6 @@ class DecoderFacts(FileFacts):
     kv_heads: tuple[int, ...]
     key_lengths: tuple[int, ...]
     value_lengths: tuple[int, ...]
-    windows: tuple[int, ...]
     state_elements: tuple[int, ...]
     layer_elements: tuple[int, ...]
     layer_reads: tuple[int, ...]

@@ -72,7 +72,7 @@ class WeightFile:
 
     def __init__(self, path: Path, meter: SourceMeter, *, align_bytes: int = 64, head_bytes: int = 0) -> None:
         """Raises OSError."""
-        self._path, self._meter, self._align_bytes = path, meter, align_bytes
+        self._meter, self._align_bytes = meter, align_bytes
         self._end = head_bytes
         self._parts: dict[str, Part] = {}
         self._data = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -28,11 +28,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """What rank `rank` of `ranks` holds of a decoder: ranges of heads, of the MLP's inner values, and of tokens."""
+    """What a rank holds of a decoder: ranges of heads, of the MLP's inner values, and of tokens."""
 
     decoder: DecoderSpec
-    rank: int
-    ranks: int
     heads: range
     kv_heads: range
     mlp: range
@@ -69,9 +67,7 @@ def split_decoder(decoder: DecoderSpec, ranks: int) -> tuple[RankPart, ...]:
     mlp = _split_even(decoder.mlp, ranks)
     tokens = _split_even(decoder.vocabulary_size, ranks)
     outputs = _split_even(decoder.outputs, ranks)
-    return tuple(
-        RankPart(decoder, rank, ranks, *heads[rank], mlp[rank], tokens[rank], outputs[rank]) for rank in range(ranks)
-    )
+    return tuple(RankPart(decoder, *heads[rank], mlp[rank], tokens[rank], outputs[rank]) for rank in range(ranks))
 
 
 def _split_heads(decoder: DecoderSpec, ranks: int) -> list[tuple[range, range]]:

@@ -26,7 +26,7 @@ ENGINE = engine_options(parse_config("model: {source: 'simulated:toy', adapter: 
 def host_with(*fingerprints: str, role: str = "target", version: str = "1", python: str = "3.11.7") -> HostInventory:
     job = ProfileJob(ENGINE, ENGINE.model, "target" if role == "target" else "draft")
     missing = tuple(MissingProfile(job, one, 1, "digest") for one in fingerprints)
-    device = FoundDevice("openvino_rt", "CPU", "a", f"openvino {version}", "f", Hardware("cpu", "a", 1), 1, 1)
+    device = FoundDevice("openvino_rt", "CPU", f"openvino {version}", "f", Hardware("cpu", "a", 1), 1, 1)
     return HostInventory("10.0.0.1", "a", version, python, (0,), (device,), missing=missing)
 
 

@@ -146,7 +146,6 @@ def _describe_device(device: DeviceProfile) -> FoundDevice:
     return FoundDevice(
         adapter=device.adapter,
         device=device.name,
-        full_name=device.full_name,
         runtime_version=runtime_version(device.adapter),
         fingerprint=mark_of(device),
         hardware=hardware(device),

@@ -16,7 +16,6 @@ class FoundDevice:
 
     adapter: str
     device: str
-    full_name: str
     runtime_version: str
     fingerprint: str
     hardware: Hardware

@@ -192,11 +192,6 @@ class AnswerBook:
     def __len__(self) -> int:
         return len(self._answers)
 
-    @property
-    def problem(self) -> str:
-        """Why nothing is written just now; "" where it is, or is not to be."""
-        return "" if self._files is None else self._files.problem
-
     def view(self) -> JournalView:
         """Return how it stands, and what it cannot keep."""
         now_s, files = self._clock.monotonic_s(), self._files
