@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adapters.contract import AdapterError, silent
+from adapters.contract import AdapterError, Progress, silent
 from device_profiles.device_load import DeviceLoad
 from device_profiles.link import LinkProfile
 from orchestrator.config.load import store_directory
@@ -35,8 +35,6 @@ from orchestrator.planning.sketched import build_default_links, build_stated_lin
 from orchestrator.planning.wanted import build_request_from_config
 from orchestrator.protocol.contract import Cluster
 
-OnProgress = Callable[[str, float], None]
-
 _AGAIN_AFTER_S = 5.0  # behind a plan that failed. Not tuned.
 
 _log = logging.getLogger(__name__)
@@ -51,7 +49,7 @@ class FleetPlanning:
         config: ClusterConfig,
         path: Path,
         cluster: Cluster,
-        progress: OnProgress,
+        progress: Progress,
         loads: LoadObserver,
         list_taken: Callable[[], tuple[TakenPlace, ...]] = tuple,
     ) -> None:

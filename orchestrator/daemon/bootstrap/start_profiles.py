@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from adapters.contract import Unsupported
+from adapters.contract import Progress, Unsupported
 from adapters.names import IN_PLACE_ADAPTERS
 from device_profiles.store import ProfileStore
 from orchestrator.clock import Clock
@@ -19,7 +19,7 @@ from orchestrator.config.target import AUTO
 from orchestrator.daemon.bootstrap.clusters import measuring_cluster
 from orchestrator.errors import WorkerError
 from orchestrator.planning.profiling.duration import measure_pace, predict_duration_s
-from orchestrator.planning.profiling.progress import MeasuringProgress, OnProgress
+from orchestrator.planning.profiling.progress import MeasuringProgress
 from orchestrator.planning.profiling.run import Watch, measure_until
 from orchestrator.planning.profiling.work import Work, is_requested, list_work, measuring_alone, profile_store
 from orchestrator.protocol.contract import Cluster
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class StartWatch:
     """Who hears of a start's measuring. `awaited` is set once a request waits for the target."""
 
-    tell: OnProgress
+    tell: Progress
     awaited: asyncio.Event
     clock: Clock
 

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from adapters.contract import silent
+from adapters.contract import Progress, silent
 from device_profiles.store import ProfileStore
 from device_profiles.units import GIB
 from orchestrator.daemon.cluster.inventory import HostInventory, MissingProfile
@@ -20,8 +20,6 @@ from orchestrator.planning.profiling.work import Work, echo_spec, paths, probe_s
 from orchestrator.protocol.contract import Cluster
 from orchestrator.telemetry import get_logger
 
-OnProgress = Callable[[str, float], None]
-
 MOST_PATHS = 128
 """In a larger cluster so many paths are measured, chosen by chance; the median of a class stands for the rest. ADR
 0060."""
@@ -30,7 +28,7 @@ _log = get_logger(__name__)
 
 
 async def profile_hosts(
-    cluster: Cluster, hosts: Mapping[str, HostInventory], store: ProfileStore, progress: OnProgress, budget_s: float
+    cluster: Cluster, hosts: Mapping[str, HostInventory], store: ProfileStore, progress: Progress, budget_s: float
 ) -> None:
     """Keep the profiles that hosts brought, and measure what they lack: at most one piece of work on each host at a
     time. Equal devices are measured once. What cannot be measured is logged, and left out of plans.
@@ -97,7 +95,7 @@ class _Budget:
 
 
 async def _profile_host(
-    cluster: Cluster, todo: Sequence[Work], store: ProfileStore, progress: OnProgress, is_spent: Callable[[], bool]
+    cluster: Cluster, todo: Sequence[Work], store: ProfileStore, progress: Progress, is_spent: Callable[[], bool]
 ) -> None:
     for number, piece in enumerate(todo):
         if is_spent():
@@ -113,7 +111,7 @@ async def _profile_host(
             _log.warning("cannot be measured, and is not planned with", work=piece.title, reason=str(error))
 
 
-def _tell(progress: OnProgress, title: str, stage: str, fraction: float) -> None:
+def _tell(progress: Progress, title: str, stage: str, fraction: float) -> None:
     progress(f"{title}: {stage}", fraction)
 
 
@@ -122,7 +120,7 @@ async def measure_links(
     nodes: Sequence[str],
     stated: Collection[frozenset[str]],
     store: ProfileStore,
-    progress: OnProgress,
+    progress: Progress,
 ) -> None:
     """Measure the paths between nodes, by their addresses, that are neither stored nor `stated`: as many at the same
     time as share no host. What cannot be measured is logged, and planned with what is usual."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
+from adapters.contract import Progress
 from orchestrator.clock import Clock
-
-OnProgress = Callable[[str, float], None]
 
 # ADR 0108.
 TELL_EVERY_S: Final = 4.0
@@ -18,7 +17,7 @@ class MeasuringProgress:
     """Tells of pieces of work that are done one after another, for `budget_s` at most. `predicted_s`: by title, what
     each is to take. `tell` takes a stage and the fraction of it that is done (negative: not known)."""
 
-    def __init__(self, predicted_s: Mapping[str, float], budget_s: float, tell: OnProgress, clock: Clock) -> None:
+    def __init__(self, predicted_s: Mapping[str, float], budget_s: float, tell: Progress, clock: Clock) -> None:
         self._left_s, self._budget_s = dict(predicted_s), budget_s
         self._count = len(predicted_s)
         self._tell, self._clock = tell, clock

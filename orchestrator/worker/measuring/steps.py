@@ -7,16 +7,14 @@ turn with all the others. What disturbs the machine for a second disturbs one vi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from adapters.contract import Capabilities, CapacityError, LoadedModel, Segment
+from adapters.contract import Capabilities, CapacityError, LoadedModel, Progress, Segment
 from device_profiles.cost import StepCost
 from device_profiles.curve_fit import StepFit, StepSample, fit_steps
 from device_profiles.units import MS_PER_S, ceil_div
 from orchestrator.clock import Clock
-
-OnProgress = Callable[[str, float], None]
 
 _LONG = (1024, 512, 256, 192, *(96,) * 12)
 """Positions that each of the first sequences holds, as far as there is room."""
@@ -73,7 +71,7 @@ class _Point:
     prompt: bool
 
 
-def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, budget_s: float) -> Steps:
+def measure_steps(model: LoadedModel, clock: Clock, progress: Progress, *, budget_s: float) -> Steps:
     """Measure a model with nothing in its slots, for about `budget_s` seconds, and leave it so.
 
     Raises what `LoadedModel.forward` raises, and CapacityError where the KV cache is too small.
@@ -109,7 +107,7 @@ def read_min_rows(caps: Capabilities) -> tuple[int, int]:
 
 
 def _passes(
-    model: LoadedModel, points: Sequence[_Point], clock: Clock, progress: OnProgress, budget_s: float
+    model: LoadedModel, points: Sequence[_Point], clock: Clock, progress: Progress, budget_s: float
 ) -> dict[_Point, list[float]]:
     """Visit every point at least twice, and again while there is time; return what their forwards took."""
     times: dict[_Point, list[float]] = {point: [] for point in points}
@@ -148,7 +146,7 @@ def _blocks(length: int, block_tokens: int) -> int:
     return ceil_div(length + max(_ROWS_ALONE), block_tokens)
 
 
-def _fill(model: LoadedModel, lengths: Sequence[int], clock: Clock, progress: OnProgress) -> list[StepSample]:
+def _fill(model: LoadedModel, lengths: Sequence[int], clock: Clock, progress: Progress) -> list[StepSample]:
     """Fill the slots as prompts are; return what the chunks of long ones took behind what was there already."""
     chunk = min(512, model.capabilities.max_batch_rows)
     samples = []
