@@ -71,14 +71,14 @@ def submit(**fields: Any) -> Submit:
     return Submit(**(own | fields))
 
 
-def check_depths_and_losses(asked: Submit, plain: list[int], cuts: Sequence[int]) -> None:
+def check_depths_and_losses(request: Submit, plain: list[int], cuts: Sequence[int]) -> None:
     """With drafts of any depth, and by another worker from any of these tokens on, the output is the plain one."""
     for depth in (1, 4, 8):
-        out, rounds = decode(loop(suffix(), depth=depth), [asked])
+        out, rounds = decode(loop(suffix(), depth=depth), [request])
         assert out["r"] == plain
         assert sum(done.drafted for done in rounds) > 0
     for cut in cuts:
-        moved = msgspec.structs.replace(asked, committed=plain[:cut])
+        moved = msgspec.structs.replace(request, committed=plain[:cut])
         assert plain[:cut] + decode(loop(suffix()), [moved])[0]["r"] == plain
 
 
