@@ -45,6 +45,7 @@ _KQUANTS: Final = "ggml/src/iqk/iqk_gemm_kquants.cpp"
 _QUANTIZE: Final = "ggml/src/iqk/iqk_quantize.cpp"
 _LEGACY: Final = "ggml/src/iqk/iqk_gemm_legacy_quants.cpp"
 _BITS: Final = (4, 5, 6)
+"""Of the K-quants that have kernels of ours (ADR 0150): those that files mostly have."""
 _REPACKED: Final = (
     *((f"q{bits}_k", f"block_q{bits}_K", f"block_q{bits}_k_r4", 4, "QK_K") for bits in _BITS),
     ("q4_0", "block_q4_0", "block_iq4_nl_r8", 8, "QK4_0"),
