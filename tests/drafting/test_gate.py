@@ -21,31 +21,29 @@ ROUND_MS, STEP_MS = 10.0, 4.0
 WISH = Ask("a", 8, round_ms=ROUND_MS, row_ms=0.5, free=1, fixed=False)
 
 
-def count_asks(wish: Ask, *, accepted: int, took_ms: float, rounds: int) -> int:
-    """In how many of so many rounds drafts are made, where three tokens take `took_ms` and so many are accepted."""
+def count_asks(wish: Ask, *, gained: int, took_ms: float, rounds: int) -> int:
+    """In how many of so many rounds drafts are made, where three tokens take `took_ms` and so many are gained."""
     guard, known = DraftGate(lambda _: 0.0), DraftSequence("a", [1] * 20, Sampling(), 10, False, None)
     draft, made = Draft((1, 2, 3), (1.0, 1.0, 1.0)), 0
     for _ in range(rounds):
         if guard.choose_asks([wish], {"a": known}, STEP_MS):
             made += 1
             guard.observe_drafts(took_ms, [(known.sampling.rule, wish, draft)], reading=False)
-            guard.observe_accepted(known.sampling.rule, accepted)
+            guard.observe_gain(known.sampling.rule, gained)
     return made
 
 
 @pytest.mark.parametrize(
-    ("wish", "goes_on"),
+    ("wish", "gained", "goes_on"),
     [
-        (WISH, True),  # 3 tokens for 20 ms and two rows, where a round takes 10
-        (replace(WISH, promised=0.5), True),
-        (replace(WISH, promised=1.0), False),  # the text itself promised one of them, for nothing
-        (replace(WISH, last_ms=ROUND_MS + 5.0), True),
-        (replace(WISH, last_ms=ROUND_MS + 12.0), False),  # the target takes longer beside the draft than its rows say
-        (replace(WISH, last_ms=ROUND_MS + 5.0, promised=0.6), False),
+        (WISH, 3, True),  # 3 tokens for 20 ms and two rows, where a round takes 10
+        (WISH, 2, False),  # the text itself has one of them right, for nothing
+        (replace(WISH, last_ms=ROUND_MS + 5.0), 3, True),
+        (replace(WISH, last_ms=ROUND_MS + 12.0), 3, False),  # the target takes longer than its rows say
     ],
 )
-def test_drafts_go_on_while_they_pay_beyond_what_is_there(wish, goes_on):
-    made = count_asks(wish, accepted=3, took_ms=20.0, rounds=200)
+def test_drafts_go_on_while_they_pay_beyond_what_is_there(wish, gained, goes_on):
+    made = count_asks(wish, gained=gained, took_ms=20.0, rounds=200)
     assert made == 200 if goes_on else 0 < made < 40  # a tenth of a round is lost in each
 
 
@@ -57,7 +55,7 @@ def test_a_guard_says_that_its_drafter_rests_once_a_trial_did_not_pay(took_ms, r
     for _ in range(40):
         if guard.choose_asks([WISH], {"a": known}, STEP_MS):
             guard.observe_drafts(took_ms, [(known.sampling.rule, WISH, draft)], reading=False)
-            guard.observe_accepted(known.sampling.rule, 3)
+            guard.observe_gain(known.sampling.rule, 3)
     assert guard.rests is rests
 
 
@@ -71,17 +69,17 @@ class Asked(ModelDrafter):
         return super().propose(asks)
 
 
-def test_a_chain_tells_what_the_cheaper_draft_promises():
+def test_a_chain_tells_what_the_cheaper_draft_is():
     tokens = [60, 32, 101, 60, 32]
     chain = ChainDrafter(
         [suffix(), Asked(toy(), DrafterState("m", "model"), SystemClock(), vocabulary=272, prefill_ms=50.0)]
     )
     chain.begin("a", tokens, Sampling())
     chain.propose([replace(WISH, limit=2)])
-    assert Asked.asks[0].promised > 0.0
+    assert list(Asked.asks[0].cheaper) == [101, 60]
     chain.begin("a", [1, 2, 3], Sampling())
     chain.propose([WISH])
-    assert Asked.asks[1].promised == 0.0
+    assert Asked.asks[1].cheaper == ()
 
 
 class Texts:
@@ -106,7 +104,7 @@ class Texts:
                 drafts = [(self.known[ask.key].sampling.rule, ask, Draft((1,), (1.0,))) for ask in asks]
                 self.gate.observe_drafts(self.took_ms, drafts, reading=False)
                 for ask in asks:
-                    self.gate.observe_accepted(self.known[ask.key].sampling.rule, int(right))
+                    self.gate.observe_gain(self.known[ask.key].sampling.rule, int(right))
         return made
 
 

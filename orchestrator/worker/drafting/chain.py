@@ -160,7 +160,7 @@ class ChainDrafter(DrafterGroup):
 
 
 def _beyond(ask: Ask, best: Draft) -> Ask:
-    return replace(ask, promised=min(estimate_accepted_tokens(best.confidences), ask.limit)) if best.tokens else ask
+    return replace(ask, cheaper=best.tokens[: ask.limit]) if best.tokens else ask
 
 
 def _keep_other(best: Draft, other: Draft) -> Draft:

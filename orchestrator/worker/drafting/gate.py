@@ -44,17 +44,16 @@ _TRIAL_TOKENS = 4
 @dataclass(slots=True)
 class _GatedRound:
     """What is known of the last round's drafts of a rule. `sequences`: who decoded in it, drafted for or not. `load`:
-    as in _Kind. Cheaper drafters' drafts promised so many tokens. `cost_ms`: of drafting; `rows_ms`: of verification,
-    going by the rows."""
+    as in _Kind. `cost_ms`: of drafting; `rows_ms`: of verification, going by the rows. `gained`: accepted tokens beyond
+    those that cheaper drafts had right, too."""
 
     round_ms: float
     sequences: int
     load: int
-    promised: float = 0.0
     cost_ms: float = 0.0
     rows_ms: float = 0.0
     reading: bool = False
-    accepted: int = 0
+    gained: int = 0
 
     def compute_added_ms(self, last_ms: float) -> float:
         """Return what the drafts added to a round whose target's part took `last_ms` (0: not known)."""
@@ -145,12 +144,12 @@ class DraftGate:
             if not ask.fixed and (gated := self._open.get(rule)) is not None:
                 gated.cost_ms += took_ms / len(made)
                 gated.rows_ms += ask.row_ms * max(0, len(draft.tokens) - ask.free)
-                gated.promised += ask.promised if draft.tokens else 0.0
                 gated.reading = reading
 
-    def observe_accepted(self, rule: Rule, accepted: int) -> None:
+    def observe_gain(self, rule: Rule, tokens: int) -> None:
+        """A draft had so many tokens right beyond those that the cheaper one had right, too (below 0: fewer)."""
         if (gated := self._open.get(rule)) is not None:
-            gated.accepted += accepted
+            gated.gained += tokens
 
     def observe_sequence_start(self) -> None:
         for kind, worth in self._worths.items():
@@ -165,7 +164,7 @@ class DraftGate:
 
     def _settle(self, last_ms: float) -> None:
         for rule, gated in self._open.items():
-            accepted = (gated.accepted - gated.promised) / gated.sequences
+            accepted = gated.gained / gated.sequences
             kind = rule, gated.load
             worth = observe_drafted_round(
                 self._worth(kind),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -29,12 +30,13 @@ class Rival(NamedTuple):
 @dataclass(slots=True, eq=False, kw_only=True)
 class Proposal:
     """What was proposed behind the committed tokens. `proposals` is empty where tokens are not drawn, `rivals` where no
-    branches are made."""
+    branches are made. `cheaper`: see port.Ask."""
 
     tokens: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
     proposals: list[DraftDistribution] = field(default_factory=list)
     rivals: list[list[Rival]] = field(default_factory=list)
+    cheaper: Sequence[int] = ()
 
     def behind(self, count: int) -> Proposal:
         return Proposal(

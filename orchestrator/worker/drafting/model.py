@@ -282,7 +282,7 @@ class ModelDrafter:
                 price = 0.0 if ask.fixed else token_price(self._step_ms + ask.row_ms, ask.round_ms)
                 least = max(ask.least, price)
                 usual = 1.0 if ask.fixed else usual_chance(self._calibrations[known.sampling.rule])
-                drafting[known] = GrowingDraft(ask, known, least, dict(known.counts), usual)
+                drafting[known] = GrowingDraft(ask, known, least, dict(known.counts), usual, cheaper=ask.cheaper)
         follow = all(known.follows for known in drafting)
         started_s = self._clock.monotonic_s()
         self._grow(drafting)
@@ -382,7 +382,7 @@ class ModelDrafter:
                 before.rivals[right],
                 self._rival_calibrations[rule],
             )
-        self._guard.observe_accepted(rule, min(right, len(committed) - 1))  # one token is the target's own
+        self._observe_gain(rule, before, right, committed)
         if right == len(committed) < len(before.tokens):
             self._proposed[key] = before.behind(right)
 
@@ -391,4 +391,11 @@ class ModelDrafter:
         if (made := self._proposed.get(before.key)) is not None:
             base = len(before.tokens)
             right = count_common_prefix([*before.tokens, *made.tokens], tokens) - base
-            self._guard.observe_accepted(before.sampling.rule, max(0, min(right, len(tokens) - base - 1)))
+            self._observe_gain(before.sampling.rule, made, max(0, right), tokens[base:])
+
+    def _observe_gain(self, rule: Rule, made: Proposal, right: int, committed: Sequence[int]) -> None:
+        """`right`: of the draft's tokens, so many were committed; one token is the target's own, and none behind it."""
+        if made.tokens and committed:
+            self._guard.observe_gain(
+                rule, min(right, len(committed) - 1) - count_common_prefix(made.cheaper, committed)
+            )

@@ -174,8 +174,8 @@ class Ask:
     drafter to which a token costs time stops there; the loop drops such tokens anyway. `round_ms`: what a round of the
     target takes without drafts (0: not known yet); a drafter on the target's time that costs more than it saves
     proposes nothing, unless the depth is `fixed`. `row_ms`: what the verification of
-    one token more adds to a round, behind the first `free`, which add nothing. `promised`: how many accepted tokens can
-    be expected of a cheaper drafter's draft, which is there already. `last_ms`: what the target's part of the last
+    one token more adds to a round, behind the first `free`, which add nothing. `cheaper`: a cheaper drafter's draft,
+    which is there already. `last_ms`: what the target's part of the last
     round took (0: it had prompts in it, or there was none). `cheap_only`: drafters that take time, and have no gate,
     leave it alone. `first`: its first token is awaited, so that nobody reads its text for it now.
     `slot`: where the target has computed all tokens but the last; NO_SLOT: nowhere yet.
@@ -189,7 +189,7 @@ class Ask:
     round_ms: float = 0.0
     row_ms: float = 0.0
     free: int = 0
-    promised: float = 0.0
+    cheaper: Sequence[int] = ()
     last_ms: float = 0.0
     cheap_only: bool = False
     fixed: bool = True
