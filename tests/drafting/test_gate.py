@@ -82,6 +82,35 @@ def test_a_chain_tells_what_the_cheaper_draft_is():
     assert Asked.asks[1].cheaper == ()
 
 
+@pytest.mark.parametrize(
+    ("cheaper", "committed", "gain"),
+    [
+        ((), "tt5", 2),
+        ((7, 7), "tt5", 2),
+        ("t", "tt5", 1),
+        ("t6", "t65", 0),  # the cheaper draft was verified: the model cost its time, and nothing else
+        ("t6", "t6", -1),  # the model's was, and the cheaper one has the target's own token right, too
+        ("tt", "t5", 0),
+        ((7,), "5", 0),
+    ],
+)
+def test_a_draft_gains_what_it_has_right_beyond_the_cheaper_one(monkeypatch, cheaper, committed, gain):
+    """`t`: a token of the model's draft, which has two."""
+    drafter = ModelDrafter(toy(), DrafterState("m", "model"), SystemClock(), vocabulary=272, prefill_ms=50.0)
+    drafter.begin("a", [1, 2, 3], Sampling())
+    own = drafter.propose([Ask("a", 2)])[0].tokens
+    drafter.begin("b", [1, 2, 3], Sampling())
+
+    def spell(text) -> list[int]:
+        return [own[at] if letter == "t" else int(letter) for at, letter in enumerate(text)]
+
+    gains: list[int] = []
+    monkeypatch.setattr(DraftGate, "observe_gain", lambda self, rule, tokens: gains.append(tokens))
+    drafter.propose([Ask("b", 2, cheaper=tuple(spell(cheaper)))])
+    drafter.extend("b", spell(committed))
+    assert gains == [gain]
+
+
 class Texts:
     """A gate, and rounds of sequences that all go alike: each draft has one token, which takes `took_ms` together."""
 

@@ -394,8 +394,8 @@ class ModelDrafter:
             self._observe_gain(before.sampling.rule, made, max(0, right), tokens[base:])
 
     def _observe_gain(self, rule: Rule, made: Proposal, right: int, committed: Sequence[int]) -> None:
-        """`right`: of the draft's tokens, so many were committed; one token is the target's own, and none behind it."""
+        """`right`: of the draft's tokens, so many were committed. The target's own token is the last one, and whichever
+        draft was verified, the cheaper one's tokens are known to be right as far as they were committed."""
         if made.tokens and committed:
-            self._guard.observe_gain(
-                rule, min(right, len(committed) - 1) - count_common_prefix(made.cheaper, committed)
-            )
+            cheaper, most = count_common_prefix(made.cheaper, committed), len(committed) - 1
+            self._guard.observe_gain(rule, min(max(right, cheaper), most) - cheaper)
