@@ -31,7 +31,9 @@ def write_script() -> str:
 def shows(line: str, output: str) -> bool:
     """Return whether an output has a line of the tutorial, whatever its numbers and spaces."""
     parts = re.split(r"(\d[\d.]*|\s+)", line.strip())
-    pattern = "".join(r"[\d.]+" if part[:1].isdigit() else r"\s+" if part.isspace() else re.escape(part) for part in parts)
+    pattern = "".join(
+        r"[\d.]+" if part[:1].isdigit() else r"\s+" if part.isspace() else re.escape(part) for part in parts
+    )
     return re.search(pattern, output) is not None
 
 
@@ -49,12 +51,14 @@ def home(tmp_path: Path, default_model_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.model
 def test_the_tutorial_does_what_it_says(home: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*_ALONE, "bash", "-c", write_script()],
-        cwd=tmp_path, env=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ENDS_WITHIN_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{(tmp_path / 'outrider.log').read_text()}"
-    outputs = re.split(rf"{_BEHIND} \d+\n", done.stdout)
+    command = [*_ALONE, "bash", "-c", write_script()]
+    with (tmp_path / "output").open("w+") as output:  # in files, as a daemon that is left would hold a pipe
+        done = subprocess.run(
+            command, cwd=tmp_path, env=home, stdout=output, stderr=output, timeout=_ENDS_WITHIN_S, check=False
+        )
+    shown = (tmp_path / "output").read_text(encoding="utf-8")
+    assert done.returncode == 0, shown
+    outputs = re.split(rf"{_BEHIND} \d+\n", shown)
     number = -1
     for kind, text in BLOCKS:
         number += kind == "sh"

@@ -17,6 +17,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.plain_table import print_lines, print_table
 
 if TYPE_CHECKING:  # loaded where something is looked for
+    from adapters.local_models import LocalModel
     from orchestrator.setup.proposal import Candidate
     from orchestrator.setup.servers import LocalServer, ServedModel
     from orchestrator.setup.text import Choice
@@ -39,10 +40,22 @@ Hosts = Annotated[
         "--hosts", metavar="ADDRESS", help="The Ray cluster whose hosts are to serve, too: HOST:PORT, or auto."
     ),
 ]
+Servers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--servers",
+        metavar="PLACE",
+        help="Another machine with a server, as a Mac: HOST for the usual ports, HOST:PORT, or a URL.",
+    ),
+]
+ServerKey = Annotated[
+    Path | None, typer.Option("--server-key-file", help="A file with the key that these servers want.")
+]
 TakesAll = Annotated[bool, typer.Option("--yes", help="Take what is proposed, and ask nothing.")]
 Overwrites = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 
 _INSTEAD_OF = "--instead-of"
+_KEY_FILE = "--server-key-file"
 _OWN_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -53,6 +66,8 @@ def init(
     member: Members = None,
     instead_of: InsteadOf = "",
     hosts: Hosts = "",
+    places: Servers = None,
+    server_key_file: ServerKey = None,
     yes: TakesAll = False,
     overwrite: Overwrites = False,
     as_json: AsJson = False,
@@ -62,7 +77,8 @@ def init(
     Models are looked for in the Hugging Face cache, in the folders of Ollama and LM Studio, and under --models. Servers
     are looked for at the usual ports of llama-server, Ollama and vLLM. Speeds are what a plan predicts: by profiles
     where there are any, else by estimates. With --hosts it asks the hosts of a Ray cluster for their devices, and looks
-    at the same ports there.
+    at the same ports there. With --servers it looks at machines on which nothing of Outrider is installed: a server
+    that has the target's file becomes a replica, and a llama-server with a small model of its vocabulary drafts.
 
     On a terminal it asks what to take. Elsewhere --yes takes what is proposed. With --json the proposal is printed, and
     the file is written with --yes alone.
@@ -73,16 +89,18 @@ def init(
         raise ConfigError(f"{output} is there already: name another --output, or say --overwrite")
     asks = not yes and not as_json
     path = output.absolute()
-    devices, candidates, servers = _look(models or [], path, [*(member or []), *filter(None, [instead_of])])
+    named = [*(member or []), *filter(None, [instead_of])]
+    devices, candidates, servers = _look(models or [], path, named, places or [], server_key_file)
     if not as_json:
         _print_all(devices, candidates, servers)
-    choice = replace(_choose(candidates, servers, model, member or [], instead_of, path, asks=asks), cluster=hosts)
+    choice = _choose(candidates, servers, model, member or [], instead_of, path, asks=asks)
+    choice = replace(choice, cluster=hosts)
     text = _write_checked(choice, devices, path)
-    cluster = _look_at_hosts(text, path, servers, candidates) if hosts else []
+    cluster, theirs = _look_at_hosts(text, path, candidates) if hosts else ([], [])
     if cluster and not as_json:
-        _print_hosts(cluster, servers)
+        _print_hosts(cluster, theirs)
     if as_json:
-        seen = _summarise(devices, candidates, servers, choice, text)
+        seen = _summarise(devices, candidates, [*servers, *theirs], choice, text)
         print_json(seen | {"hosts": cluster, "path": str(path), "written": yes})
     if yes or asks:
         _save(text, path, overwrite=overwrite, asks=asks, is_silent=as_json)
@@ -91,7 +109,7 @@ def init(
 
 
 def _look(
-    models: list[Path], path: Path, urls: list[str]
+    models: list[Path], path: Path, named: list[str], places: list[str], key_file: Path | None
 ) -> tuple[list[dict[str, Any]], list[Candidate], list[LocalServer]]:
     from adapters.local_models import list_local_models
     from orchestrator.cli.devices import list_device_rows
@@ -101,15 +119,39 @@ def _look(
     for missing in (place for place in models if not place.expanduser().exists()):
         raise ConfigError(f"--models {missing}: there is no such file or folder")
     local = list_local_models(models)
-    servers = find_servers(list_usual_urls(["127.0.0.1"]), local, [url.rstrip("/") for url in urls])
+    servers = [
+        *find_servers(list_usual_urls(["127.0.0.1"]), local, [url.rstrip("/") for url in named]),
+        *_look_at_places(places, local, key_file),
+    ]
     return list_device_rows(), [examine_model(each, path) for each in local], servers
 
 
+def _look_at_places(places: list[str], models: list[LocalModel], key_file: Path | None) -> list[LocalServer]:
+    """Return the servers of other machines. Raises ConfigError where no place can be asked, or where one has none."""
+    from orchestrator.setup.servers import find_servers, list_urls
+
+    if key_file is not None and not places:
+        raise ConfigError(f"{_KEY_FILE} {key_file}: this is the key of --servers, of which there are none")
+    servers = []
+    for place in places:
+        try:
+            urls = list_urls(place)
+            named = urls if len(urls) == 1 else []
+            matches = find_servers(urls, models, named, str(key_file.absolute()) if key_file else "")
+        except ValueError as error:
+            raise ConfigError(f"--servers {place}: this is no HOST, HOST:PORT or URL: {error}") from error
+        except OSError as error:
+            raise ConfigError(f"{_KEY_FILE} {key_file}: it cannot be read: {error}") from error
+        if not matches:
+            raise ConfigError(f"--servers {place}: no server answers at {', '.join(urls)}; name its port")
+        servers += matches
+    return servers
+
+
 def _look_at_hosts(
-    text: str, path: Path, servers: list[LocalServer], candidates: list[Candidate]
-) -> list[dict[str, Any]]:
-    """Return the hosts of the cluster that a text names, and add the servers there to `servers`. Raises what joining it
-    raises."""
+    text: str, path: Path, candidates: list[Candidate]
+) -> tuple[list[dict[str, Any]], list[LocalServer]]:
+    """Return the hosts of the cluster that a text names, and the servers there. Raises what joining it raises."""
     import asyncio
 
     from orchestrator.config.load import load_text
@@ -121,8 +163,7 @@ def _look_at_hosts(
     setup_logging("warning", config.logging.format)
     hosts = asyncio.run(describe_cluster(config, text, path))
     others = [host["address"] for host in hosts if host["host"] != THIS_NODE]
-    servers += find_servers(list_usual_urls(others), [candidate.model for candidate in candidates])
-    return hosts
+    return hosts, find_servers(list_usual_urls(others), [candidate.model for candidate in candidates])
 
 
 def _print_hosts(hosts: list[dict[str, Any]], servers: list[LocalServer]) -> None:
@@ -131,9 +172,8 @@ def _print_hosts(hosts: list[dict[str, Any]], servers: list[LocalServer]) -> Non
         devices = [f"{device['adapter']} {device['device']}" for device in host["devices"]]
         rows.append((host["host"], host.get("hostname", ""), ", ".join(devices), host["left_out"]))
     print_table(("host", "name", "devices", "left out"), rows)
-    remote = [server for server in servers if not server.url.startswith("http://127.0.0.1:")]
-    if remote:
-        print_table(("server", "what", "models", "as a replica"), map(_build_server_row, remote))
+    if servers:
+        print_table(("server", "what", "models", "as a replica"), map(_build_server_row, servers))
 
 
 def _choose(
@@ -147,6 +187,7 @@ def _choose(
     asks: bool,
 ) -> Choice:
     """Return what is to be served. Raises ConfigError where nothing can be, or not what is named."""
+    from orchestrator.setup.draft_servers import is_elsewhere
     from orchestrator.setup.proposal import list_drafts
     from orchestrator.setup.text import Choice
 
@@ -154,17 +195,35 @@ def _choose(
     target = _choose_target(candidates, name, replaced, asks=asks)
     named = [_find_server(url, servers, "--member") for url in members]
     taken = [(server, _find_served(server, target, "--member")) for server in named]
-    if asks:
-        for server, served in _list_members(servers, target):
-            if server not in (*named, replaced) and typer.confirm(
-                f"{server.title} at {server.url} serves these files already. Take it as a replica?", err=True
-            ):
-                taken.append((server, served))
-    drafts = [] if target.check is None or target.check.no_drafts else list_drafts(target, candidates, path)
-    draft = drafts[0] if drafts else None
-    if draft is not None and asks and not typer.confirm(f"Draft with {draft.model.name}?", default=True, err=True):
-        draft = None
-    return Choice(target, draft, tuple(taken), replaced)
+    for server, served in _list_members(servers, target):
+        elsewhere = is_elsewhere(server)
+        question = f"{server.title} at {server.url} serves these files already. Take it as a replica?"
+        if server not in (*named, replaced) and _agrees(question, asks=asks, default=elsewhere):
+            taken.append((server, served))
+    if target.check is None or target.check.no_drafts:
+        return Choice(target, None, tuple(taken), replaced)
+    draft_server = _choose_draft_server(target, servers, path, asks=asks)
+    drafts = [] if draft_server is not None else list_drafts(target, candidates, path)
+    draft = drafts[0] if drafts and _agrees(f"Draft with {drafts[0].model.name}?", asks=asks) else None
+    return Choice(target, draft, tuple(taken), replaced, draft_server=draft_server)
+
+
+def _agrees(question: str, *, asks: bool, default: bool = True) -> bool:
+    return typer.confirm(question, default=default, err=True) if asks else default
+
+
+def _choose_draft_server(
+    target: Candidate, servers: list[LocalServer], path: Path, *, asks: bool
+) -> LocalServer | None:
+    """Return the server of another machine that is to draft, None for none. Who cannot is named."""
+    from orchestrator.setup.draft_servers import list_draft_servers
+
+    for each in list_draft_servers(target, servers, path):
+        if each.problem:
+            typer.echo(f"no draft of {each.problem}", err=True)
+        elif _agrees(f"Draft with {each.server.title} at {each.server.url}?", asks=asks):
+            return each.server
+    return None
 
 
 def _choose_target(candidates: list[Candidate], name: str, replaced: LocalServer | None, *, asks: bool) -> Candidate:
@@ -326,6 +385,7 @@ def _summarise(
         "target": name(choice.target),
         "draft": name(choice.draft),
         "members": [server.url for server, _ in choice.members],
+        "draft_server": choice.draft_server and choice.draft_server.url,
         "cluster_yaml": text,
     }
 

@@ -29,7 +29,7 @@ READING_TOKENS_PER_S: Final = 5.0
 """What people read: some 250 words a minute. A larger model that is slower is proposed only where none is faster."""
 _KV_CACHES: Final = (GIB, GIB // 2, GIB // 4)
 """What is tried for `limits.kv_cache`, the default first. Not tuned."""
-_DRAFT_SHARE: Final = 0.5
+DRAFT_SHARE: Final = 0.5
 """Of the target's weights a draft has at most: a token of it costs half of a target's then. ADR 0142. Not tuned."""
 _DRAFT_KV_BYTES: Final = int(ModelDraft.model_fields["kv_cache"].default)
 
@@ -128,7 +128,7 @@ def list_drafts(target: Candidate, candidates: Sequence[Candidate], path: Path) 
     smaller = [
         candidate
         for candidate in candidates
-        if not candidate.problem and candidate.weights_bytes <= _DRAFT_SHARE * target.weights_bytes
+        if not candidate.problem and candidate.weights_bytes <= DRAFT_SHARE * target.weights_bytes
     ]
     fitting = sorted(filter(lambda draft: _has_room(target, draft), smaller), key=lambda draft: draft.weights_bytes)
     if not fitting:

@@ -1,9 +1,9 @@
-"""Servers of other engines at their usual ports, and which of the models here each of them has loaded."""
+"""Servers of other engines, here and on other machines, and which of the models here each of them has loaded."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from adapters.contract import ModelRefused
+from adapters.gguf_splits import read_model_header
 from adapters.hf_hub import HUB_PREFIX, parse_id
 from adapters.local_models import OLLAMA, LocalModel
 from orchestrator.worker.endpoint import dialects
@@ -27,16 +29,18 @@ _TITLE: Final = "Outrider"
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that a server lists. `name`: to send; `model`: the same files here, None where there are none that are
-    known to be so."""
+    known to be so; `parameters`: 0 where the server does not tell."""
 
     name: str
     model: LocalModel | None
+    parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
     """What answers at an address. `title`: the engine and its version; `context_tokens` and `slots`: 0 where it does
-    not tell. `problem`: why it cannot be a member of a pool, "" where one of its models can be."""
+    not tell. `problem`: why it cannot be a member of a pool, "" where one of its models can be. `engine`: of
+    dialects.py, "" where that is not known; `key_file`: has the key that it is asked with, "" for none."""
 
     url: str
     title: str
@@ -44,6 +48,8 @@ class LocalServer:
     context_tokens: int = 0
     slots: int = 0
     problem: str = ""
+    engine: str = ""
+    key_file: str = ""
 
     @property
     def port(self) -> int:
@@ -60,19 +66,33 @@ def list_usual_urls(hosts: Sequence[str]) -> list[str]:
     return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host in hosts for port in USUAL_PORTS]
 
 
-def find_servers(urls: Sequence[str], models: Sequence[LocalModel], named: Sequence[str] = ()) -> list[LocalServer]:
+def list_urls(place: str) -> list[str]:
+    """Return where a server may listen: a URL is one, HOST:PORT is one, and HOST alone has the usual ports."""
+    if "://" in place:
+        return [place.rstrip("/")]
+    is_bare_address = place.count(":") > 1 and not place.startswith("[")
+    if not is_bare_address and urlsplit(f"//{place}").port is not None:
+        return [f"http://{place}"]
+    return list_usual_urls([place.strip("[]")])
+
+
+def find_servers(
+    urls: Sequence[str], models: Sequence[LocalModel], named: Sequence[str] = (), key_file: str = ""
+) -> list[LocalServer]:
     """Ask what answers at these addresses. What serves no models is left out, unless its address is `named`; one that
-    loads, or wants a key, is told of."""
+    loads, or wants another key than that in `key_file`, is told of. Raises OSError where the key cannot be read."""
 
     async def ask() -> list[LocalServer | None]:
         every = dict.fromkeys([*named, *urls])
-        return await asyncio.gather(*(_find_server(url, models, must_answer=url in named) for url in every))
+        return await asyncio.gather(*(_find_server(url, models, key_file, must_answer=url in named) for url in every))
 
     return [server for server in asyncio.run(ask()) if server is not None]
 
 
-async def _find_server(url: str, models: Sequence[LocalModel], *, must_answer: bool) -> LocalServer | None:
-    client = EndpointClient(url)
+async def _find_server(
+    url: str, models: Sequence[LocalModel], key_file: str, *, must_answer: bool
+) -> LocalServer | None:
+    client = EndpointClient(url, key_file)
     try:
         served = await list_served_models(client)
         if any(entry.get("owned_by") == _OWN for entry in served.entries):
@@ -97,11 +117,20 @@ async def _describe(
     listed = []
     for name, entry in zip(names, served.entries, strict=True):
         marks = {name, str(entry.get("root") or name), file} - {""}
-        listed.append(ServedModel(name, next((model for model in models if _is_same(served, model, marks)), None)))
+        meta = entry.get("meta")
+        told: Mapping[str, Any] = meta if isinstance(meta, dict) else {}
+        same = (
+            model
+            for model in models
+            if _is_same(served, model, marks) or _is_copy(model, marks, int(told.get("size") or 0))
+        )
+        listed.append(ServedModel(name, next(same, None), int(told.get("n_params") or 0)))
     problem = (
         "" if any(served.model for served in listed) else "none of its models is known to be one of the files here"
     )
-    return LocalServer(url, facts.title, tuple(listed), facts.context_tokens, facts.slots, problem)
+    return LocalServer(
+        url, facts.title, tuple(listed), facts.context_tokens, facts.slots, problem, served.engine, client.key_file
+    )
 
 
 async def _read_model_path(client: EndpointClient) -> str:
@@ -117,3 +146,14 @@ def _is_same(served: ServedModels, model: LocalModel, marks: set[str]) -> bool:
     if any(mark.startswith("/") and Path(mark).resolve() == model.path.resolve() for mark in marks):
         return True
     return model.source.startswith(HUB_PREFIX) and not (hub := parse_id(model.source)).file and hub.repo in marks
+
+
+def _is_copy(model: LocalModel, marks: set[str], weights_bytes: int) -> bool:
+    """Return whether a llama-server on another machine has a file of the same name, whatever writes its paths, with
+    weights of the same size to the byte: those of another quantisation have another."""
+    if not weights_bytes or model.path.name not in {mark.replace("\\", "/").rpartition("/")[2] for mark in marks}:
+        return False
+    try:
+        return sum(tensor.size for tensor in read_model_header(model.path).tensors) == weights_bytes
+    except (OSError, ModelRefused):
+        return False

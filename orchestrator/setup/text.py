@@ -21,13 +21,14 @@ _WIDTH: Final = 118  # of a comment, with its sign. Not tuned.
 class Choice:
     """What is to be served. `draft`: None for none; `members`: servers that serve the target's files already.
     `instead_of`: the server whose port is taken, None for none. `cluster`: the address of the Ray cluster whose hosts
-    are to serve, "" for this machine alone."""
+    are to serve, "" for this machine alone. `draft_server`: who drafts in place of `draft`, None for nobody."""
 
     target: Candidate
     draft: Candidate | None = None
     members: tuple[tuple[LocalServer, ServedModel], ...] = ()
     instead_of: LocalServer | None = None
     cluster: str = ""
+    draft_server: LocalServer | None = None
 
 
 def write_text(choice: Choice, host: str, written_on: str) -> str:
@@ -38,7 +39,9 @@ def write_text(choice: Choice, host: str, written_on: str) -> str:
     )
     parts = [head, _write_model(choice)]
     target = choice.target
-    if choice.draft is not None:
+    if choice.draft_server is not None:
+        parts.append(_write_draft_server(choice.draft_server))
+    elif choice.draft is not None:
         parts.append(_write_drafts(choice.draft, _read_runtime(choice)))
     if limits := (target.sections or {}).get("limits"):
         why = "A KV cache of the default, 1 GiB, does not fit beside the weights."
@@ -60,11 +63,7 @@ def _write_model(choice: Choice) -> str:
     lines = [_describe_model(target), f"Predicted: {describe_speed(target)}; {'; '.join(describe_memory(target))}."]
     if choice.members:
         model = {"source": model["source"], "adapter": target.runtime, "device": target.device}
-        members = [
-            {"endpoint": server.url, "model": served.name} if len(server.models) > 1 else {"endpoint": server.url}
-            for server, served in choice.members
-        ]
-        model["replicas"] = [{}, *members]
+        model["replicas"] = [{}, *(_write_member(server, served) for server, served in choice.members)]
         titles = ", ".join(f"{server.title} at {server.url}" for server, _ in choice.members)
         lines.append(f"Replicas: a worker of Outrider, and {titles}, which has the same files.")
     elif model.get("adapter") == AUTO:
@@ -72,6 +71,24 @@ def _write_model(choice: Choice) -> str:
     if target.runtime in CONVERTING_ADAPTERS:
         lines.append(f"The first start converts it, into the store: about {human_bytes(target.weights_bytes)}.")
     return _comment(*lines) + _dump({"model": model})
+
+
+def _write_member(server: LocalServer, served: ServedModel) -> dict[str, str]:
+    named = {"model": served.name} if len(server.models) > 1 else {}
+    return {"endpoint": server.url, **named, **_write_key(server)}
+
+
+def _write_key(server: LocalServer) -> dict[str, str]:
+    return {"api_key_file": server.key_file} if server.key_file else {}
+
+
+def _write_draft_server(server: LocalServer) -> str:
+    why = _comment(
+        f"What proposes tokens: first the text's own repetitions, then {server.title} at {server.url}, whose model has "
+        "the target's vocabulary. It may come and go, and is left alone while it does not pay."
+    )
+    drafts = [{"method": "suffix"}, {"method": "model", "endpoint": server.url, **_write_key(server)}]
+    return why + _dump({"drafts": drafts})
 
 
 def _write_drafts(draft: Candidate, runtime: dict[str, Any]) -> str:
