@@ -24,14 +24,16 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs o
 WHOLE: dict[str, Any] = {"model": "toy", "prompt": "x", "stream": True, "extra_body": {"ignore_eos": True}}
 
 
-def make_certificate(directory: Path, kind: str = "rsa:2048", name: str = "one") -> tuple[Path, Path]:
-    """Write a self-signed certificate of 127.0.0.1 and its key."""
+def make_certificate(
+    directory: Path, kind: str = "rsa:2048", name: str = "one", address: str = "127.0.0.1"
+) -> tuple[Path, Path]:
+    """Write a self-signed certificate of an address and its key."""
     certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
     curve = ("-pkeyopt", "ec_paramgen_curve:prime256v1") if kind == "ec" else ()
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", kind, *curve, "-nodes", "-days", "2", "-subj", f"/CN={name}"),
-            *("-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", str(key), "-out", str(certificate)),
+            *("-addext", f"subjectAltName=IP:{address},DNS:localhost", "-keyout", str(key), "-out", str(certificate)),
         ],
         check=True,
         capture_output=True,

@@ -111,6 +111,7 @@ class LlamaServerClient:
             headers={"Authorization": f"Bearer {key}"} if key else {},
             limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S),
             trust_env=False,  # a proxy on the way would cost more than drafts are worth
+            verify=httpx.create_ssl_context(),  # which reads SSL_CERT_FILE, as of an authority of one's own
         )
         self._url, self._timeout_s = url, timeout_s
         self.sent_bytes = self.received_bytes = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -32,6 +33,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(short, dest=name, type=int)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--api-key-file", default="")
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--spec-type", choices=("none", "draft-simple", "ngram-simple"), default="none")
     for name in ("--spec-draft-n-max", "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"):
@@ -46,6 +48,8 @@ def build_params(library: Any, asked: argparse.Namespace) -> Any:
     params.hostnames, params.port = [asked.host], asked.port
     params.ui = False
     params.endpoint_metrics = asked.metrics
+    if asked.api_key_file:
+        params.api_keys = Path(asked.api_key_file).read_text(encoding="utf-8").split()
     _set(params, n_ctx=asked.context, n_parallel=asked.slots, verbosity=asked.verbosity)
     speculative = params.speculative
     draft, ngram = speculative.draft, speculative.ngram_simple
