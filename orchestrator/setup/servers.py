@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,14 @@ from adapters.hf_hub import HUB_PREFIX, parse_id
 from adapters.local_models import OLLAMA, LocalModel
 from orchestrator.worker.endpoint import dialects
 from orchestrator.worker.endpoint.client import EndpointClient, ServerError
-from orchestrator.worker.endpoint.detection import ServedModels, WrongServer, find_server, list_served_models
+from orchestrator.worker.endpoint.detection import (
+    ServedModels,
+    WrongServer,
+    find_server,
+    list_served_models,
+    read_count,
+    read_meta,
+)
 
 USUAL_PORTS: Final = {8080: "llama-server", 11434: "Ollama", 8000: "vLLM"}
 """What these engines listen on where nobody says otherwise."""
@@ -117,14 +124,10 @@ async def _describe(
     listed = []
     for name, entry in zip(names, served.entries, strict=True):
         marks = {name, str(entry.get("root") or name), file} - {""}
-        meta = entry.get("meta")
-        told: Mapping[str, Any] = meta if isinstance(meta, dict) else {}
-        same = (
-            model
-            for model in models
-            if _is_same(served, model, marks) or _is_copy(model, marks, int(told.get("size") or 0))
-        )
-        listed.append(ServedModel(name, next(same, None), int(told.get("n_params") or 0)))
+        meta = read_meta(entry)
+        weights_bytes = read_count(meta, "size")
+        same = (model for model in models if _is_same(served, model, marks) or _is_copy(model, marks, weights_bytes))
+        listed.append(ServedModel(name, next(same, None), read_count(meta, "n_params")))
     problem = (
         "" if any(served.model for served in listed) else "none of its models is known to be one of the files here"
     )

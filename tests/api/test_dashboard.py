@@ -348,3 +348,11 @@ def test_a_target_that_is_cut_is_on_the_map_once_for_each_shard():
         {"device": "here/SIM.1", "first_layer": 2, "end_layer": 4},
     ]
     assert build_map(view, {"plan": {"replicas": [{"shards": shards}]}}, []) == found
+
+
+def test_the_server_of_another_engine_is_a_node_of_its_own():
+    ready = change_ready(READY, device="http://mac:8080/v1")
+    replica = ReplicaView(0, "target", "ready", "", "", ready, None, Totals(), 0)
+    drawn = build_map(StateView("ready", "", "", "local", ready, None, replicas=(replica,)), None, [])
+    assert [worker["device"] for worker in drawn["workers"]] == ["mac:8080/server"]
+    assert [node["title"] for node in drawn["nodes"]] == ["mac:8080"]

@@ -116,7 +116,7 @@ async def find_server(client: EndpointClient, model: str, engine: str) -> Server
         model=name,
         version="",
         identity="",
-        context_tokens=_read_count(entry, "max_model_len"),
+        context_tokens=read_count(entry, "max_model_len"),
         slots=0,
         formats="",
         tokenize=_TOKENIZE.get(engine, ""),
@@ -154,7 +154,7 @@ async def _find_engine(client: EndpointClient, models: HttpAnswer, entries: Sequ
     owners = {str(entry.get("owned_by", "")) for entry in entries}
     if known := next((engine for owner, engine in _OWNERS.items() if owner in owners), ""):
         return known
-    if models.headers.get("server") == "llama.cpp" or any("n_ctx_train" in _read_meta(entry) for entry in entries):
+    if models.headers.get("server") == "llama.cpp" or any("n_ctx_train" in read_meta(entry) for entry in entries):
         return LLAMA_SERVER
     version = await client.get("/api/version")
     if version.status == httpx.codes.OK and "Ollama is running" in (await client.get("/")).text:
@@ -198,15 +198,15 @@ async def _ask_sglang(client: EndpointClient, facts: ServerFacts, entry: Mapping
 
 async def _ask_llama(client: EndpointClient, facts: ServerFacts, entry: Mapping[str, Any]) -> ServerFacts:
     props = await client.get("/props")
-    meta, body = _read_meta(entry), props.body if isinstance(props.body, dict) else {}
+    meta, body = read_meta(entry), props.body if isinstance(props.body, dict) else {}
     settings = body.get("default_generation_settings")
-    context = _read_count(settings if isinstance(settings, dict) else {}, "n_ctx") or _read_count(meta, "n_ctx")
+    context = read_count(settings if isinstance(settings, dict) else {}, "n_ctx") or read_count(meta, "n_ctx")
     return replace(
         facts,
         version=_read_text(props, "build_info"),
         identity=f"{body.get('model_path', '')}\0{meta.get('size', '')}\0{meta.get('n_params', '')}",
         context_tokens=context,
-        slots=_read_count(body, "total_slots"),
+        slots=read_count(body, "total_slots"),
         formats=str(body.get("model_ftype") or meta.get("ftype") or ""),
     )
 
@@ -217,7 +217,7 @@ async def _ask_ollama(client: EndpointClient, facts: ServerFacts, entry: Mapping
         facts,
         version=_read_text(version, "version"),
         identity=str(_find_model(kept, facts.model).get("digest", "")),
-        context_tokens=_read_count(_find_model(loaded, facts.model), "context_length"),
+        context_tokens=read_count(_find_model(loaded, facts.model), "context_length"),
     )
 
 
@@ -238,8 +238,8 @@ async def _ask_tgi(client: EndpointClient, facts: ServerFacts, entry: Mapping[st
         facts,
         version=_read_text(info, "version"),
         identity=f"{body.get('model_id', '')}\0{body.get('model_sha', '')}",
-        context_tokens=_read_count(body, "max_total_tokens"),
-        slots=_read_count(body, "max_concurrent_requests"),
+        context_tokens=read_count(body, "max_total_tokens"),
+        slots=read_count(body, "max_concurrent_requests"),
         formats=str(body.get("model_dtype") or ""),
     )
 
@@ -255,12 +255,14 @@ _ASK_MORE: Final = {
 }
 
 
-def _read_meta(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def read_meta(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what llama-server says of a model's file."""
     meta = entry.get("meta")
     return meta if isinstance(meta, dict) else {}
 
 
-def _read_count(body: Mapping[str, Any], key: str) -> int:
+def read_count(body: Mapping[str, Any], key: str) -> int:
+    """Return a number of an answer; 0 where it has none that is one."""
     value = body.get(key)
     return value if isinstance(value, int) and value > 0 else 0
 

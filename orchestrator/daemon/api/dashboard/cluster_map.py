@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
+from urllib.parse import urlsplit
 
 from device_profiles.device_load import name_device_counters
 from device_profiles.device_names import name_compute_unit
@@ -101,9 +102,12 @@ def _name_device(replica: ReplicaView) -> str:
 
 
 def _find_device(name: str, known: Mapping[str, str]) -> str:
-    """Return a device's whole name; "" where it is not known yet. `known`: whole names by unit."""
+    """Return a device's whole name; "" where it is not known yet. `known`: whole names by unit. Another engine's server
+    is a node of its own, by its address."""
     if not name:
         return ""
+    if "://" in name:
+        return f"{urlsplit(name).netloc}/server"
     return known.get(_name_unit(name), f"{THIS_NODE}/{name}")
 
 
