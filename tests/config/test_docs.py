@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from orchestrator.config.drafts import DRAFTS
+from orchestrator.config.load import load_text
 from orchestrator.config.schema import json_schema
 from orchestrator.config.source_text import parse_text
 from orchestrator.errors import ConfigError
@@ -176,3 +177,11 @@ def test_the_schema_and_the_daemon_refuse_the_same_sizes(wrong):
         jsonschema.validate(config, json_schema())
     with pytest.raises(ConfigError, match="is no size"):
         parse_config(json.dumps(config), Path("c.yaml"))
+
+
+@pytest.mark.parametrize("text", re.findall(r"(?ms)^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8")))
+def test_an_example_of_the_readme_is_taken(text: str, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    for source in re.findall(r"models/\S+\.gguf", text):
+        (tmp_path / source).touch()
+    assert load_text(text, tmp_path / "cluster.yaml").model.source
