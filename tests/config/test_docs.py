@@ -17,6 +17,7 @@ from orchestrator.config.schema import json_schema
 from orchestrator.config.source_text import parse_text
 from orchestrator.errors import ConfigError
 from tests.support.config import parse_config
+from tests.support.tiny_gguf import Tiny, write
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(
@@ -182,6 +183,8 @@ def test_the_schema_and_the_daemon_refuse_the_same_sizes(wrong):
 @pytest.mark.parametrize("text", re.findall(r"(?ms)^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8")))
 def test_an_example_of_the_readme_is_taken(text: str, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
+    (tmp_path / "mac.key").write_text("key")
+    (tmp_path / "mac.key").chmod(0o600)
     for source in re.findall(r"models/\S+\.gguf", text):
-        (tmp_path / source).touch()
+        write(tmp_path / source, Tiny("llama"))
     assert load_text(text, tmp_path / "cluster.yaml").model.source
