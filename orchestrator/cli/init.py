@@ -123,11 +123,14 @@ def _look(
         *find_servers(list_usual_urls(["127.0.0.1"]), local, [url.rstrip("/") for url in named]),
         *_look_at_places(places, local, key_file),
     ]
-    return list_device_rows(), [examine_model(each, path) for each in local], servers
+    by_url = {server.url: server for server in servers}
+    return list_device_rows(), [examine_model(each, path) for each in local], list(by_url.values())
 
 
 def _look_at_places(places: list[str], models: list[LocalModel], key_file: Path | None) -> list[LocalServer]:
     """Return the servers of other machines. Raises ConfigError where no place can be asked, or where one has none."""
+    import httpx
+
     from orchestrator.setup.servers import find_servers, list_urls
 
     if key_file is not None and not places:
@@ -138,7 +141,7 @@ def _look_at_places(places: list[str], models: list[LocalModel], key_file: Path 
             urls = list_urls(place)
             named = urls if len(urls) == 1 else []
             matches = find_servers(urls, models, named, str(key_file.absolute()) if key_file else "")
-        except ValueError as error:
+        except (ValueError, httpx.InvalidURL) as error:
             raise ConfigError(f"--servers {place}: this is no HOST, HOST:PORT or URL: {error}") from error
         except OSError as error:
             raise ConfigError(f"{_KEY_FILE} {key_file}: it cannot be read: {error}") from error

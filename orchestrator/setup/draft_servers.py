@@ -34,17 +34,17 @@ class DraftServer:
 def list_draft_servers(target: Candidate, servers: Sequence[LocalServer], path: Path) -> list[DraftServer]:
     """Return the llama-servers of other machines whose model has half of a target's parameters at most, the smallest
     first. Each is asked whether its tokens mean what the target's do. Raises what reading the target's files raises."""
-    smaller = sorted(
-        (count_parameters(server), server.url, server)
-        for server in servers
+    smaller = [
+        server
+        for server in sorted(servers, key=count_parameters)
         if server.engine == LLAMA_SERVER
         and 0 < count_parameters(server) <= DRAFT_SHARE * target.parameters
         and is_elsewhere(server)
-    )
+    ]
     if not smaller:
         return []
     greeter = ServerGreeter("draft", _read_tokenizer(target, path.parent), "auto", _ANSWERS_WITHIN_S)
-    return [DraftServer(server, _find_problem(greeter, server)) for _, _, server in smaller]
+    return [DraftServer(server, _find_problem(greeter, server)) for server in smaller]
 
 
 def count_parameters(server: LocalServer) -> int:

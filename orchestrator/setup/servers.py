@@ -74,13 +74,15 @@ def list_usual_urls(hosts: Sequence[str]) -> list[str]:
 
 
 def list_urls(place: str) -> list[str]:
-    """Return where a server may listen: a URL is one, HOST:PORT is one, and HOST alone has the usual ports."""
-    if "://" in place:
-        return [place.rstrip("/")]
-    is_bare_address = place.count(":") > 1 and not place.startswith("[")
-    if not is_bare_address and urlsplit(f"//{place}").port is not None:
-        return [f"http://{place}"]
-    return list_usual_urls([place.strip("[]")])
+    """Return where a server may listen: a URL is one, HOST:PORT is one, and HOST alone has the usual ports. Raises
+    ValueError."""
+    is_bare_address = "://" not in place and place.count(":") > 1 and not place.startswith("[")
+    url = httpx.URL(place if "://" in place else f"http://[{place}]" if is_bare_address else f"http://{place}")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError("it has no host, or another scheme than http and https")
+    if "://" in place or urlsplit(str(url)).port is not None:  # which refuses a port beyond 65535
+        return [str(url).rstrip("/")]
+    return list_usual_urls([url.host])
 
 
 def find_servers(

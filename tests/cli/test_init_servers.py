@@ -39,6 +39,14 @@ def test_a_place_is_a_host_with_or_without_a_port_or_an_url(place: str, urls: li
     assert list_urls(place) == urls
 
 
+@pytest.mark.parametrize("place", ["", "http://", "ma c:80", "mac:99999", "mac:port", "ftp://mac"])
+def test_what_is_no_place_is_one_line(place: str, outrider: Any, home: Path) -> None:  # noqa: F811
+    done = outrider("init", "--yes", "--servers", place)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"outrider: --servers {place}: ")
+    assert "\n" not in done.stderr.rstrip("\n")
+
+
 @contextmanager
 def serving(host: str, model: Path, address: str, port: int, directory: Path, *more: str) -> Iterator[None]:
     """A llama-server on a host."""
