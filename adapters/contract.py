@@ -109,6 +109,7 @@ __all__ = [
     "TensorParallelAdapter",
     "TwoCopies",
     "Unsupported",
+    "WidensWeights",
     "check_layers",
     "cut_layers",
     "list_classes",
@@ -182,6 +183,15 @@ class FixedShapes(Protocol):
 
     def footprint(self, prepared: Path, options: LoadOptions) -> Footprint:
         """Return what `load` will allocate and compile. Raises what `load` raises for such options."""
+        ...
+
+
+@runtime_checkable
+class WidensWeights(Protocol):
+    """An adapter that holds weights in other numbers than it prepares them in."""
+
+    def count_element_bytes(self, prepared: Path, options: LoadOptions) -> float:
+        """Return what a weight takes once it is loaded, in bytes; 0.0 where that is what it takes in its file."""
         ...
 
 

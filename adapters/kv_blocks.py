@@ -103,6 +103,8 @@ class BlockPool:
         self.rules = rules
         self.block_tokens = rules.block_tokens
         self.total = blocks = rules.blocks
+        self.touched = 0
+        """How many blocks ever held something: of a pool that the system fills as it is written, those in memory."""
         self._free = list(range(blocks - 1, -1, -1))
         self._tables: dict[int, list[int]] = {}
         self._held: dict[int, int] = {}
@@ -265,6 +267,7 @@ class BlockPool:
     def _take_block(self) -> int:
         block = self._free.pop() if self._free else self._prefixes.evict()
         self._users[block] = 1
+        self.touched = max(self.touched, self.total - len(self._free))
         return block
 
     def _use(self, block: int) -> None:

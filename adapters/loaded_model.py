@@ -370,6 +370,15 @@ class LoraFile:
 
 
 @runtime_checkable
+class CountsTouchedBlocks(Protocol):
+    """A model that knows how much of its KV pool was ever written."""
+
+    def touched_blocks(self) -> int:
+        """Return how many blocks ever held something."""
+        ...
+
+
+@runtime_checkable
 class LoraSlots(Protocol):
     """A loaded model that computes each sequence with one of its LoRA adapters, or with none. A forward may have
     sequences of several: none of them touches another's rows. What `share` remembers of a slot is found by slots of the

@@ -106,6 +106,10 @@ class PooledSlots:
     def free_blocks(self) -> int:
         return self._pool.free
 
+    def touched_blocks(self) -> int:
+        """See adapters.loaded_model.CountsTouchedBlocks."""
+        return self._pool.touched
+
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         return self._pool.count_needed_blocks(batch)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,10 @@ class MemoryCosts:
     whatever a forward has. `mlp_floats` and `hidden_floats`: float32 values of a row's activations, as multiples of
     those sizes. `slot_logits_rows`: rows of float32 logits that each sequence has buffers for; `slot_bytes`: what it
     has of them whatever the model is. `graph_copies`: how often the weights that a graph of fixed shape is made from
-    are in memory for it. `graph_cache_copies`: the same of the keys and values that it is given.
+    are in memory for it. `graph_cache_copies`: the same of the keys and values that it is given. `tied_copies`: how
+    often a head is besides that is the embedding, too. `rank_bytes`: what the process of each further rank of tensor
+    parallelism holds beside its part. `kv_at_once`: all of the KV cache is in memory as soon as it is loaded, not as
+    far as it was used.
     """
 
     fixed_bytes: int
@@ -34,6 +37,9 @@ class MemoryCosts:
     slot_bytes: int = 0
     graph_copies: float = 0.0
     graph_cache_copies: float = 0.0
+    tied_copies: float = 0.0
+    rank_bytes: int = 0
+    kv_at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,9 @@ class ModelShape:
     graph_caches_bytes: int = 0
 
 
+KV_CACHE: Final = "kv_cache"
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes that a worker process holds at its peak.
@@ -83,13 +92,15 @@ class MemoryPlan:
     - The model's weights with all that the runtime makes of them.
     - The whole KV pool.
     - The workspace of the largest forward.
+    - What an earlier load held more, or less where it is below 0, than was announced of it (`correct_plan`).
     """
 
     process: int
     weights: int
     kv_cache: int
     workspace: int
-    PARTS: ClassVar[tuple[str, ...]] = ("process", "weights", "kv_cache", "workspace")
+    correction: int = 0
+    PARTS: ClassVar[tuple[str, ...]] = ("process", "weights", KV_CACHE, "workspace", "correction")
 
     @property
     def parts(self) -> dict[str, int]:
@@ -97,7 +108,56 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.process + self.weights + self.kv_cache + self.workspace
+        return self.process + self.weights + self.kv_cache + self.workspace + self.correction
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What a worker has done of what was announced: its forwards had at most `batch_rows` rows, the logits of
+    `logits_rows` of them were wanted, and `kv_cache_bytes` of its KV cache were used."""
+
+    batch_rows: int = 0
+    logits_rows: int = 0
+    kv_cache_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMemory:
+    """What a worker held that loaded a model so, in bytes (docs/adr/0148-memory-by-the-last-load.md).
+
+    The fields up to `slots` are what it is known by: `fingerprint` is of hardware and runtime, `weights` the recipe of
+    the prepared weights, `asked` the operator's options. `format`: of the weights, as profiles have it. `held_bytes`
+    is the most that it held, and `announced_bytes` what is announced of a worker that uses as much as it did. `whole`
+    is what was announced of it at its fullest, by part, without a correction.
+    """
+
+    fingerprint: str
+    adapter: str
+    device: str
+    model: str
+    model_digest: str
+    weights: str
+    asked: str
+    slots: int
+    format: str = ""
+    held_bytes: int = 0
+    announced_bytes: int = 0
+    whole: dict[str, int] = field(default_factory=dict)
+    measured_at: str = ""
+
+    @property
+    def surplus_bytes(self) -> int:
+        """What it held more than was announced; below 0 where it held less."""
+        return self.held_bytes - self.announced_bytes
+
+    def says_more_than(self, other: MeasuredMemory) -> bool:
+        """Return whether this is to be kept in place of the other: it was used as fully, or held more."""
+        return self.announced_bytes >= other.announced_bytes or self.surplus_bytes > other.surplus_bytes
+
+
+def correct_plan(plan: MemoryPlan, measured: MeasuredMemory | None) -> MemoryPlan:
+    """Return a plan by what the last load of the same held."""
+    return plan if measured is None else replace(plan, correction=measured.surplus_bytes)
 
 
 def plan_memory(
@@ -110,21 +170,25 @@ def plan_memory(
     process_bytes: int,
     slots: int = 0,
     activations_16bit: bool = False,
+    ranks: int = 1,
 ) -> MemoryPlan:
     """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows. The logits of
     `logits_rows` of them are asked for. `process_bytes` is what it holds before loading. `slots`: sequences at a
-    time. `activations_16bit`: they have 16 bits, not 32."""
+    time. `activations_16bit`: they have 16 bits, not 32. `ranks`: processes that share the model's layers."""
     weights = costs.weights_copies * (model.layers_bytes + model.head_bytes)
     weights += costs.embedding_copies * model.embedding_bytes
+    if not model.embedding_bytes:
+        weights += costs.tied_copies * model.head_bytes
     if activations_16bit:
         weights += costs.layers_copies_16bit * model.layers_bytes
+    fixed = costs.fixed_bytes + (ranks - 1) * costs.rank_bytes
     graphs = costs.graph_copies * model.graph_weights_bytes + costs.graph_cache_copies * model.graph_caches_bytes
     row = 4.0 * (costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden)
     rows = costs.logits_copies * min(logits_rows, batch_rows) + costs.slot_logits_rows * slots
     logits = 4.0 * model.vocabulary * rows
     return MemoryPlan(
         process=process_bytes,
-        weights=int(costs.fixed_bytes + costs.layer_bytes * model.layers + weights + graphs),
+        weights=int(fixed + costs.layer_bytes * model.layers + weights + graphs),
         kv_cache=kv_cache_bytes,
         workspace=int(row * batch_rows + logits)
         + costs.slot_bytes * slots

@@ -1,7 +1,7 @@
 """Keeps what was measured, as readable JSON files: one for each device, model on a device, pair and link.
 
-They lie in `devices/`, `models/`, `classes/`, `pairs/`, `texts/` and `links/`, written atomically. A file of another
-schema, a damaged one, and one that does not fit its type count as not there: what they said is measured again.
+They lie in `devices/`, `models/`, `classes/`, `memory/`, `pairs/`, `texts/` and `links/`, written atomically. A file of
+another schema, a damaged one, and one that does not fit its type count as not there: what they said is measured again.
 """
 
 from __future__ import annotations
@@ -20,16 +20,24 @@ import msgspec
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
+from device_profiles.memory import MeasuredMemory
 from device_profiles.numerical_class import MeasuredClasses
 
 SCHEMA = 4
 """Grows with every change of what files hold; an older file is measured again."""
 
-Stored = MeasuredDevice | MeasuredModel | MeasuredClasses | PairAcceptance | TargetTexts | LinkProfile
+Stored = MeasuredDevice | MeasuredModel | MeasuredClasses | MeasuredMemory | PairAcceptance | TargetTexts | LinkProfile
 _NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
 _T = TypeVar("_T")
 _T_Stored = TypeVar(
-    "_T_Stored", MeasuredDevice, MeasuredModel, MeasuredClasses, PairAcceptance, TargetTexts, LinkProfile
+    "_T_Stored",
+    MeasuredDevice,
+    MeasuredModel,
+    MeasuredClasses,
+    MeasuredMemory,
+    PairAcceptance,
+    TargetTexts,
+    LinkProfile,
 )
 _ROOMS: dict[type, tuple[str, tuple[str, ...]]] = {
     MeasuredDevice: ("devices", ("adapter", "device", "threads", "fingerprint")),
@@ -40,6 +48,10 @@ _ROOMS: dict[type, tuple[str, tuple[str, ...]]] = {
     MeasuredClasses: (
         "classes",
         ("adapter", "device", "model", "model_digest", "weights", "asked", "threads", "fingerprint"),
+    ),
+    MeasuredMemory: (
+        "memory",
+        ("adapter", "device", "model", "model_digest", "weights", "asked", "slots", "fingerprint"),
     ),
     PairAcceptance: (
         "pairs",
@@ -101,6 +113,17 @@ class ProfileStore:
             for classes in self._all(MeasuredClasses)
             if fingerprint is None or classes.fingerprint == fingerprint
         ]
+
+    def memory(self) -> list[MeasuredMemory]:
+        """Return what workers held."""
+        return self._all(MeasuredMemory)
+
+    def find_memory(self, known_by: MeasuredMemory) -> MeasuredMemory | None:
+        """Return what was measured of a load that is known by the same; None where nothing was."""
+        try:
+            return read(self._path(known_by), MeasuredMemory)
+        except ValueError:
+            return None
 
     def pairs(self) -> list[PairAcceptance]:
         return self._all(PairAcceptance)

@@ -26,16 +26,31 @@ from adapters.prepared_facts import facts_of, model_spec, read_facts, write_fact
 from adapters.source_meter import SourceMeter, say_bytes
 from adapters.torch_device.failures import quieten
 from adapters.torch_device.rank_link import RankPlace
-from device_profiles.device_names import list_rank_devices
+from device_profiles.device_names import is_processor, list_rank_devices
 from device_profiles.measured import DeviceRates
+from device_profiles.memory import MemoryCosts
 from device_profiles.numerical_class import FIXED_WIDTH
 from device_profiles.profile import FAST, DeviceProfile, WeightsFormat, find_listed_device
+from device_profiles.units import MIB
 
 if TYPE_CHECKING:
     from adapters.torch_device.model import TorchModel
 
 INSTALL = "pip install 'outrider[torch]'"
 _QUANTISED = (Precision.INT8, Precision.INT4)
+_ELEMENT_BYTES = {Precision.FP32: 4.0, Precision.BF16: 2.0, Precision.FP16: 2.0}
+# Products hold weights packed, and the table of embeddings as it was read: one that is the head, too, is there twice.
+# ADR 0148.
+_CPU_MEMORY = MemoryCosts(
+    fixed_bytes=120 * MIB,
+    weights_copies=1,
+    embedding_copies=1,
+    tied_copies=1,
+    logits_copies=2,
+    mlp_floats=4,
+    hidden_floats=8,
+    rank_bytes=400 * MIB,
+)
 _SPINS = "1000"
 """How often a thread of torch looks for work before it sleeps.
 
@@ -98,7 +113,18 @@ class TorchAdapter:
             in_host_memory=True,
             precisions=(Precision.BF16, Precision.FP32) if native else (Precision.FP32,),
             weights=_QUANTISED,
+            memory_costs=_CPU_MEMORY,
         )
+
+    def count_element_bytes(self, prepared: Path, options: LoadOptions) -> float:
+        """See adapters.contract.WidensWeights: weights are widened to the activations' format, but for those in 8 and 4
+        bits where products take them as they are."""
+        chosen = options.numerical_class
+        activations = chosen.activations if chosen is not None else options.activations or Precision.FP32
+        stays = is_processor(options.device) and activations is not Precision.BF16
+        if read_facts(prepared)["weights"] in (*_QUANTISED, Precision.FP8) and not stays:
+            return 0.0
+        return _ELEMENT_BYTES[activations]
 
     def _cuda(self, torch: Any, index: int) -> DeviceProfile:
         facts = torch.cuda.get_device_properties(index)

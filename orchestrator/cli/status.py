@@ -411,8 +411,13 @@ def _join_widths(widths: list[int]) -> str:
 
 
 def _format_planned(replicas: list[dict[str, Any]]) -> str:
-    planned = sum(replica["ready"]["planned_memory_bytes"] for replica in replicas if replica["ready"])
-    return f" of {human_bytes(planned)} planned" if planned else ""
+    ready = [replica["ready"] for replica in replicas if replica["ready"]]
+    planned = sum(its["planned_memory_bytes"] for its in ready)
+    if not planned:
+        return ""
+    correction = sum(its["planned_memory"].get("correction", 0) for its in ready)
+    how = f" ({human_bytes(abs(correction))} {'more' if correction > 0 else 'less'} by the last load)"
+    return f" of {human_bytes(planned)} planned{how if correction else ''}"
 
 
 def _list_drafters(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ def refuse_for_room(title: str, memory: DeviceMemory, *, other_bytes: int, kv_ca
 
 def check_room(title: str, plan: MemoryPlan, memory: HostMemory) -> None:
     """Refuse a model on the processor that may come to hold more than is free. Raises OutOfMemory."""
-    other = plan.weights + plan.workspace
+    other = plan.weights + plan.workspace + plan.correction
     if other + plan.kv_cache > memory.free_bytes:
         device_memory = DeviceMemory(memory.total_bytes, memory.free_bytes)
         raise OutOfMemory(str(refuse_for_room(title, device_memory, other_bytes=other, kv_cache_bytes=plan.kv_cache)))

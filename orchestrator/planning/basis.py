@@ -11,10 +11,11 @@ from device_profiles.measured import MeasuredModel
 from device_profiles.units import human_bytes
 from orchestrator.planning.correction import Key, key_of
 from orchestrator.planning.estimates import DeviceSource
+from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.placement import UNLIKE
-from policies.planning.plan import Plan, Role, Shard, Source
+from policies.planning.plan import Option, Plan, Role, Shard, Source
 from policies.serving.failover.pool import Member, list_groups, list_losses
 from policies.speculation.branching import explain_branches
 
@@ -102,8 +103,9 @@ def basis(proposal: PlanProposal) -> list[Basis]:
         options = [option for option in proposal.cluster.options if key_of(option) == key_of(shard)]
         costs = [option.cost for option in options if option.role == Role.TARGET]
         error = max((option.cost.error for option in options), default=0.0)
+        held = [line for option in options for line in _describe_memory(source, option, proposal.request.target)]
         if shard.source == "estimate":
-            parts[shard.device] = Basis(shard.device, "estimate", error, (_describe_estimate(source),))
+            parts[shard.device] = Basis(shard.device, "estimate", error, (_describe_estimate(source), *held))
             continue
         behind = profiles_behind(proposal, key_of(shard))
         doubts = [f"{profile.doubt}: to be measured again" for profile in behind if profile.doubt]
@@ -113,6 +115,7 @@ def basis(proposal: PlanProposal) -> list[Basis]:
             *doubts,
             *(line for profile in behind for line in _of_class(profile)),
             *(f"branches of drafts: {explain_branches(cost)}" for cost in costs[:1]),
+            *held,
         ]
         parts[shard.device] = Basis(shard.device, shard.source, error, tuple(lines))
     return list(parts.values())
@@ -132,6 +135,17 @@ def _describe_estimate(source: DeviceSource) -> str:
     return (
         f"estimate: the model was not measured yet; by the device's rates, {known.bandwidth_bytes_per_s / GB:.0f} GB/s"
     )
+
+
+def _describe_memory(source: DeviceSource, option: Option, target: PlannedModel) -> list[str]:
+    """Return a line on what the memory of a target's worker is planned by, where that is what the last one held."""
+    last = None
+    if isinstance(source, MeasuredHardware) and option.role == Role.TARGET:
+        last = source.find_memory(option, target)
+    if last is None:
+        return []
+    held, announced = human_bytes(last.held_bytes), human_bytes(last.announced_bytes)
+    return [f"memory: by the last load, which held {held} where {announced} was announced of as much use"]
 
 
 def _of_class(profile: MeasuredModel) -> list[str]:

@@ -96,7 +96,7 @@ def propose_here(
     except NoProfile:
         if not estimable:
             raise
-    return propose(add_devices(measured, [device.device for device in estimable]), estimable)
+    return propose(add_devices(measured, [device.device for device in estimable], store), estimable)
 
 
 def propose_estimated(
@@ -108,7 +108,7 @@ def propose_estimated(
     estimable: Sequence[EstimableDevice],
 ) -> PlanProposal:
     """Return a plan by estimates alone, as `propose_here` makes it where nothing was measured. Raises PlanError."""
-    devices = add_devices([], [device.device for device in estimable])
+    devices = add_devices([], [device.device for device in estimable], store)
     return _propose_seen(request, store, free_bytes, allowed, seen, _NOTHING, devices, estimable)
 
 
@@ -204,7 +204,8 @@ def estimate_targets(
             device = (
                 estimable.device if estimable.device.rates.matmul else replace(estimable.device, rates=source.rates)
             )
-            yield replace(estimate_option(device, target, prepared=estimable.prepared), profile=profile)
+            option = estimate_option(device, target, prepared=estimable.prepared)
+            yield replace(source.correct_memory(option, target), profile=profile)
 
 
 def _leave_unprepared(cluster: Inventory) -> tuple[Inventory, list[str]]:

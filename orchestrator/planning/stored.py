@@ -8,7 +8,17 @@ from types import MappingProxyType
 from typing import Final
 
 from device_profiles.cost import with_row_ms
-from device_profiles.measured import ENDS, SPLIT, DeviceRates, Hardware, MatmulRate, MeasuredDevice, MeasuredModel
+from device_profiles.measured import (
+    ENDS,
+    SPLIT,
+    DeviceRates,
+    Hardware,
+    MatmulRate,
+    MeasuredDevice,
+    MeasuredModel,
+    fingerprint,
+)
+from device_profiles.memory import KV_CACHE, MeasuredMemory
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.planning.models import PlannedModel
@@ -20,11 +30,12 @@ _UNKNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class MeasuredHardware:
     """One physical device, with all that was measured of it: a processor may have been measured with several
-    runtimes, each under its own fingerprint. See planning.estimates.DeviceSource."""
+    runtimes, each under its own fingerprint. `memory`: what workers held there. See planning.estimates.DeviceSource."""
 
     hardware: Hardware
     devices: tuple[MeasuredDevice, ...]
     models: tuple[MeasuredModel, ...]
+    memory: tuple[MeasuredMemory, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -92,7 +103,30 @@ class MeasuredHardware:
             for model in self.models
             if model.role == Role.DRAFT and _matches_model(model, draft, cores)
         ]
-        return options
+        return [self.correct_memory(option, target) if option.role is Role.TARGET else option for option in options]
+
+    def find_memory(self, option: Option, target: PlannedModel) -> MeasuredMemory | None:
+        """Return what a worker held last that had the target loaded as in an option, with as many slots as any had;
+        None where no one has. An estimate does not know the format that weights come to."""
+        known = [
+            memory
+            for memory in self.memory
+            if memory.adapter == option.runtime
+            and memory.device == self.device_for(option.runtime)
+            and memory.model_digest == target.digest
+            and (memory.format == option.weights or option.source == "estimate")
+        ]
+        return max(known, key=lambda memory: (memory.slots, memory.measured_at), default=None)
+
+    def correct_memory(self, option: Option, model: PlannedModel) -> Option:
+        """Return an option with the memory that its worker held last, where it is of a whole target."""
+        last = self.find_memory(option, model) if option.runs_whole and self.kind == "cpu" else None
+        if last is None:
+            return option
+        held = sum(last.whole.values()) - last.whole[KV_CACHE] + last.surplus_bytes
+        beside = option.ends.sum_weights(first=True, last=True) + option.ends.logits
+        beside += model.shape.layers * option.layer_bytes + option.workspace_bytes
+        return replace(option, fixed_bytes=max(0, int(held - beside)))
 
 
 def load_measured_hardware(store: ProfileStore, versions: Mapping[str, str] = _UNKNOWN) -> list[MeasuredHardware]:
@@ -119,21 +153,34 @@ def load_measured_hardware(store: ProfileStore, versions: Mapping[str, str] = _U
     for hardware, seen in devices.items():
         marks = {(device.fingerprint, device.adapter, device.device) for device in seen}
         mine = tuple(model for model in models if (model.fingerprint, model.adapter, model.device) in marks)
-        kinds.append(MeasuredHardware(hardware, tuple(seen), mine))
+        kinds.append(MeasuredHardware(hardware, tuple(seen), mine, _list_memory(store, seen)))
     return sorted(kinds, key=lambda kind: (kind.hardware.name, kind.name))
+
+
+def _list_memory(store: ProfileStore, devices: Sequence[MeasuredDevice]) -> tuple[MeasuredMemory, ...]:
+    """Return what workers held on a device, by whichever of these runtimes."""
+    marks = {
+        # as numerical classes are kept: workers that may use other cores of one processor hold the same
+        (device.adapter, fingerprint(replace(device.hardware, physical_cores=0), device.runtime_version))
+        for device in devices
+    }
+    return tuple(memory for memory in store.memory() if (memory.adapter, memory.fingerprint) in marks)
 
 
 def _name_library(version: str) -> str:
     return version.partition(" ")[0]
 
 
-def add_devices(kinds: Sequence[MeasuredHardware], more: Sequence[MeasuredDevice]) -> list[MeasuredHardware]:
+def add_devices(
+    kinds: Sequence[MeasuredHardware], more: Sequence[MeasuredDevice], store: ProfileStore
+) -> list[MeasuredHardware]:
     """Return the hardware with these runtimes' views of it, where they are not among what was measured."""
     known = {kind.hardware: kind for kind in kinds}
     for device in more:
         kind = known.get(device.hardware, MeasuredHardware(device.hardware, (), ()))
         if not kind.device_for(device.adapter):
-            known[device.hardware] = replace(kind, devices=(*kind.devices, device))
+            memory = (*kind.memory, *_list_memory(store, [device]))
+            known[device.hardware] = replace(kind, devices=(*kind.devices, device), memory=memory)
     return list(known.values())
 
 

@@ -31,7 +31,7 @@ from orchestrator.protocol.draft_messages import AttachDraft, ChooseDrafters, Dr
 from orchestrator.protocol.events import Event, Retuned, StillWorking
 from orchestrator.protocol.failures import describe_failure, describe_loading_failure
 from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import Gauges, Refused
+from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from orchestrator.side_lane import SideLane
 from orchestrator.worker.engine.flights import Flights
 from orchestrator.worker.engine.kv_transfer.departures import Departures
@@ -160,6 +160,18 @@ class Retuner(Protocol):
         ...
 
 
+class MemoryObserver(Protocol):
+    """Compares what the worker holds with what was announced."""
+
+    def observe_round(self, done: RoundReport) -> None:
+        """Note what a round has done."""
+        ...
+
+    def observe_held(self, held_bytes: int, *, idle: bool, now_s: float) -> None:
+        """Note the most that was held."""
+        ...
+
+
 class Watch(Protocol):
     """Looks after what the worker has loaded, in a thread of its own. `corrupt`: files that it found damaged."""
 
@@ -178,7 +190,8 @@ class Watch(Protocol):
 class LoadedEngine:
     """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker. `variants`: how
     requests are served that say nothing, and the other way where one is tried. `mover`: of the target's KV pages.
-    `watch` looks after the model's files. `retuner`: None takes no other options, and lets no drafter rest.
+    `watch` looks after the model's files. `retuner`: None takes no other options, and lets no drafter rest. `memory`:
+    None where nothing is announced.
     """
 
     loop: DecodeLoop | Flights
@@ -189,6 +202,7 @@ class LoadedEngine:
     mover: KvMover
     watch: Watch | None = None
     retuner: Retuner | None = None
+    memory: MemoryObserver | None = None
 
 
 class WorkerEngine:
@@ -279,6 +293,8 @@ class WorkerEngine:
             self._step = ROUND
             done = loop.run_round()
             emit(done)
+            if loaded.memory is not None:
+                loaded.memory.observe_round(done)
             for left in departures.advance(done.round_ms):
                 emit(left)
             for failed in loop.failures():
@@ -293,6 +309,8 @@ class WorkerEngine:
         if loaded.ready.shards.split:  # ranks are processes of their own
             held = sum_family_bytes(self._process)
         gauges = loaded.loop.gauges(*held)
+        if loaded.memory is not None:
+            loaded.memory.observe_held(held[1], idle=loaded.loop.idle, now_s=self._clock.monotonic_s())
         if loaded.watch is None or not loaded.watch.corrupt:
             return gauges
         return msgspec.structs.replace(gauges, corrupt=loaded.watch.corrupt)

@@ -211,14 +211,19 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     _open_inbox(mover, options, emit)
 
     def describe(now: EngineOptions, its: Sequence[Drafter]) -> Ready:
-        return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first, its)
+        planned = sum_planned_bytes(target, now, its)
+        if target.meter is not None and target.plan is not None:
+            target.meter.beside_bytes = planned - target.plan.total
+        return ready_of(target, now, loop.max_running, planned, first, its)
 
     retuner = EngineRetuner(
         *(target, options, (built, remotes), loop), report=emit, describe=describe, arrange=build_speculation_variants
     )
     watch = ArtefactWatch(Path(options.model.store), SystemClock(), max_bytes=options.model.store_max_bytes)
     ready = describe(options, list_whole(built))
-    return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, mover, watch, retuner)
+    return LoadedEngine(
+        loop, ready, retuner.close, retuner.attach, retuner.variants, mover, watch, retuner, target.meter
+    )
 
 
 def _open_kv_disk(mover: KvMover, options: EngineOptions) -> KvDisk | None:

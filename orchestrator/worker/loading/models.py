@@ -31,11 +31,13 @@ from adapters.lora import find_lora, list_lora_runtimes, open_lora
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import check_model
 from adapters.model_store import explain_errors
-from device_profiles.memory import MemoryPlan
+from device_profiles.device_names import is_processor
+from device_profiles.memory import MeasuredMemory, MemoryPlan, MemoryUse, correct_plan
 from device_profiles.numerical_class import MeasuredClasses
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import human_bytes
 from orchestrator.fitting.device_layers import load_planned
+from orchestrator.fitting.profile_keys import profiles_in
 from orchestrator.fitting.room import check_room
 from orchestrator.machine.devices import (
     class_mark_of,
@@ -46,7 +48,7 @@ from orchestrator.machine.devices import (
 )
 from orchestrator.protocol.load_options import EngineOptions, ModelOptions
 from orchestrator.worker.engine.batch import count_logits_rows
-from orchestrator.worker.loading.memory import count_ahead_bytes, predict_memory
+from orchestrator.worker.loading.memory import MemoryMeter, count_ahead_bytes, predict_memory
 from orchestrator.worker.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.worker.loading.pipeline import PipelineLoader, PlacedLayers
 from orchestrator.worker.loading.prepared import OnProgress, PreparedModel, prepare_alike
@@ -109,7 +111,8 @@ class LoadedSource:
     `classes`: what was found of the numerical classes, None for a draft that takes the first. `parts`: which layers
     are where, where several devices hold them, and `shards` a line for each of them. `split`: over what its layers are
     split, "" where they are not. `identity`: its content, None for the simulated model. `load_s` and `failed` are a
-    target's: how long it took, and larger ones that the device had no memory for."""
+    target's: how long it took, and larger ones that the device had no memory for. `meter` compares the plan with what
+    the worker holds, None where nothing is planned or what it holds is not this process's."""
 
     model: LoadedModel
     name: str
@@ -125,6 +128,7 @@ class LoadedSource:
     split: str
     identity: ModelIdentity | None
     layers: LayerPlan | None
+    meter: MemoryMeter | None = None
     load_s: float = 0.0
     failed: tuple[str, ...] = ()
 
@@ -232,7 +236,11 @@ def _load_prepared(
     if choice is not None and ready.file is not None and layers is None and not isinstance(adapter, PipelineLoader):
         spec = check_model(ready.file, adapter.name)
         predict = partial(predict_memory, adapter=adapter, spec=spec, prepared=ready.prepared, logits_rows=logits_rows)
-    plan = predict(wanted) if predict else None
+    question, plan, last = None, predict(wanted) if predict else None, None
+    if plan is not None:
+        question = _question(options, ready, wanted)
+        last = profiles_in(Path(options.store)).find_memory(_key_memory(question))
+        plan = correct_plan(plan, last)
     if layers is not None:
         plan = layers.sum_host(psutil.Process().memory_info().rss)
     if plan is not None and shrinks:
@@ -241,13 +249,18 @@ def _load_prepared(
         check_room(f"{ready.name} on {adapter.name} {wanted.device}", plan, free)
     classes: MeasuredClasses | None = None
     if serves or wanted.exactness is Exactness.BIT:
-        model, classes = load_in_class(_question(options, ready, wanted), progress, refresh=refresh)
+        model, classes = load_in_class(question or _question(options, ready, wanted), progress, refresh=refresh)
     else:
         model = adapter.load(ready.prepared, wanted, progress)
-    if predict and plan:  # by its numerical class
+    meter: MemoryMeter | None = None
+    if predict and plan and question:  # by its numerical class
         caps = model.capabilities
         known = replace(wanted, max_batch_rows=caps.max_batch_rows, activations=caps.activations)
-        plan = predict(known, process_bytes=plan.process)
+        predict = partial(predict, known, process_bytes=plan.process)
+        plan = correct_plan(predict() or plan, last)
+        if is_processor(wanted.device):
+            held = replace(_key_memory(question), format=caps.weights.partition(" + ")[0])
+            meter = MemoryMeter(profiles_in(Path(options.store)), held, partial(_announce, predict), model)
     return LoadedSource(
         model,
         ready.name,
@@ -263,6 +276,26 @@ def _load_prepared(
         split=ready.split,
         identity=ready.identity,
         layers=layers,
+        meter=meter,
+    )
+
+
+def _announce(predict: Callable[..., MemoryPlan | None], use: MemoryUse | None) -> MemoryPlan | None:
+    return predict(use=use)
+
+
+def _key_memory(question: ClassQuestion) -> MeasuredMemory:
+    """Return by what the memory of such a load is known."""
+    options = question.options
+    return MeasuredMemory(
+        fingerprint=question.fingerprint,
+        adapter=question.adapter.name,
+        device=options.device,
+        model=question.model,
+        model_digest=question.model_digest,
+        weights=question.weights,
+        asked=question.wanted_formats,
+        slots=options.slots,
     )
 
 

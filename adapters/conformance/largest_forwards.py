@@ -1,0 +1,31 @@
+"""The forwards in which a loaded model holds all that was announced for it."""
+
+from __future__ import annotations
+
+from adapters.contract import LoadedModel, Segment
+
+# Token ids are taken from a thousand that every vocabulary has.
+_FIRST_TOKEN, _TOKENS = 5, 1000
+# Full batches: buffers that a runtime makes for a shape are there from its second forward on.
+_FULL_BATCHES = 3
+
+
+def run_largest_forwards(model: LoadedModel, logits_rows: int) -> None:
+    """Fill the KV pool by the longest prompts in the longest chunks, of each of which `logits_rows` rows have their
+    logits, and then run batches of all slots. Raises what the adapter does."""
+    caps = model.capabilities
+    rows, most = caps.max_batch_rows, min(logits_rows, caps.max_batch_rows)
+    tokens = [_FIRST_TOKEN + index % _TOKENS for index in range(caps.max_context_tokens)]
+    last = min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - rows
+    for slot in range(caps.slots):
+        for start in range(0, last + 1, rows):
+            segment = Segment(slot, start, tokens[start : start + rows], (rows - most, rows))
+            if model.count_needed_blocks([segment]) <= model.free_blocks():
+                model.forward([segment])
+    for slot in range(caps.slots):
+        model.release(slot)
+    share, wanted = rows // caps.slots, most // caps.slots
+    for _ in range(_FULL_BATCHES):
+        model.forward([Segment(slot, 0, tokens[:share], (share - wanted, share)) for slot in range(caps.slots)])
+    if caps.apart_tokens:  # and rows behind the prompts, which may be another runtime's
+        model.forward([Segment(slot, share, [_FIRST_TOKEN], (0, 1), apart=True) for slot in range(caps.slots)])
