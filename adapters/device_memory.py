@@ -9,7 +9,7 @@ import psutil
 
 from adapters.control_groups import PROC, list_memory_bounds
 from adapters.hardware import name_device_kind
-from adapters.nvml import list_visible, query_nvidia, with_nvml
+from adapters.nvml import query_each, query_nvidia
 from device_profiles.device_names import CPU_KIND, CUDA_KIND, find_index, is_processor
 from device_profiles.profile import DeviceProfile
 
@@ -53,13 +53,13 @@ def read_nvidia_memory(index: int) -> DeviceMemory | None:
 
 
 def list_nvidia_memory() -> list[DeviceMemory]:
-    """Return the memory of every NVIDIA device; none where nobody can be asked."""
+    """Return the memory of every NVIDIA device that answers; none where nobody can be asked."""
 
-    def ask(nvml: Any) -> list[DeviceMemory]:
-        memories = [nvml.nvmlDeviceGetMemoryInfo(handle) for handle in list_visible(nvml)]
-        return [DeviceMemory(int(memory.total), int(memory.free)) for memory in memories]
+    def ask(nvml: Any, handle: Any) -> DeviceMemory:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return DeviceMemory(int(memory.total), int(memory.free))
 
-    return with_nvml(ask) or []
+    return [answer for answer in query_each(ask).values() if isinstance(answer, DeviceMemory)]
 
 
 def read_host_memory(proc: Path = PROC) -> HostMemory:

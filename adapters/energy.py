@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapters.nvml import list_visible
+from adapters.nvml import SilentDevice, list_visible
 
 POWERCAP = Path("/sys/class/powercap")
 _UJ_PER_J = 1e6  # units of the two sources
@@ -79,6 +79,8 @@ def _nvml(index: int) -> EnergyMeter:
     try:
         nvml.nvmlInit()
         handle = list_visible(nvml)[index]
+        if isinstance(handle, SilentDevice):
+            return _none(f"NVML tells no energy of device {index}: {handle.fault or 'it does not answer'}")
         nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except (nvml.NVMLError, IndexError) as error:
         return _none(f"NVML tells no energy of device {index}: {error}")

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 _T = TypeVar("_T")
+# NVML_ERROR_GPU_IS_LOST and NVML_ERROR_RESET_REQUIRED, of nvml.h.
+_GONE: Final = (15, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class SilentDevice:
+    """A device that does not answer. `fault`: what NVML says has become of it, "" where it may answer yet."""
+
+    fault: str
 
 
 def with_nvml(ask: Callable[[Any], _T]) -> _T | None:
@@ -28,21 +38,44 @@ def with_nvml(ask: Callable[[Any], _T]) -> _T | None:
         nvml.nvmlShutdown()
 
 
+def query_each(ask: Callable[[Any, Any], _T]) -> dict[int, _T | SilentDevice]:
+    """Return what `ask` gets from NVML and the handle of each device, by its number as CUDA counts in this process.
+    A device that does not answer hides no other. Nothing where there is no driver."""
+
+    def query(nvml: Any) -> dict[int, _T | SilentDevice]:
+        answers: dict[int, _T | SilentDevice] = {}
+        for index, handle in enumerate(list_visible(nvml)):
+            try:
+                answers[index] = SilentDevice(handle.fault) if isinstance(handle, SilentDevice) else ask(nvml, handle)
+            except nvml.NVMLError as error:
+                answers[index] = describe_silence(error)
+        return answers
+
+    return with_nvml(query) or {}
+
+
+def describe_silence(error: Exception) -> SilentDevice:
+    """Return what an error of NVML says of the device that was asked."""
+    return SilentDevice(str(error) if getattr(error, "value", 0) in _GONE else "")
+
+
 def query_nvidia(index: int, ask: Callable[[Any, Any], _T]) -> _T | None:
     """Return what `ask` gets from NVML and a device's handle, by its number as CUDA counts in this process; None as
     `with_nvml` does, and where there is no such device."""
 
     def query(nvml: Any) -> _T | None:
         handles = list_visible(nvml)
-        return ask(nvml, handles[index]) if index < len(handles) else None
+        known = index < len(handles) and not isinstance(handles[index], SilentDevice)
+        return ask(nvml, handles[index]) if known else None
 
     return with_nvml(query)
 
 
 def list_visible(nvml: Any) -> list[Any]:
     """Return the handles of the devices that CUDA shows to this process, in its order: NVML shows all, whatever
-    CUDA_VISIBLE_DEVICES says. As CUDA does, it ends before the first that is not there."""
-    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    CUDA_VISIBLE_DEVICES says. As CUDA does, it ends before the first that is not there. One that has no handle any more
+    is a SilentDevice."""
+    every = [_open_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return every
@@ -55,10 +88,18 @@ def list_visible(nvml: Any) -> list[Any]:
     return handles
 
 
+def _open_device(nvml: Any, index: int) -> Any:
+    try:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        return describe_silence(error)
+
+
 def _find_handle(nvml: Any, every: list[Any], name: str) -> Any:
     """Return the handle of a device by its number, or by the beginning of its UUID; None where there is none."""
     if name.isdecimal():
         return every[int(name)] if int(name) < len(every) else None
     if name.startswith("MIG-"):
         return nvml.nvmlDeviceGetHandleByUUID(name)
-    return next((handle for handle in every if name and nvml.nvmlDeviceGetUUID(handle).startswith(name)), None)
+    named = (handle for handle in every if name and not isinstance(handle, SilentDevice))
+    return next((handle for handle in named if nvml.nvmlDeviceGetUUID(handle).startswith(name)), None)

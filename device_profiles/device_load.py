@@ -31,6 +31,8 @@ class DeviceLoad:
     `utilisation`: the share of its time in use, by whomever; `others`: by programs that are not ours. `rivals`: how
     many threads of theirs want a core at one time. `cores`: of a processor, by their numbers. `memory_free_bytes` can
     still be had; `memory_ours_bytes` is held by our workers. At the limits the device makes itself slower.
+    `slowed_by`: why it says itself that it runs slower. `memory_errors`: of its memory, that could not be corrected,
+    since its driver was loaded. `fault`: why it does not work any more, as its driver says it.
     `queue_depth`: requests that wait for our workers on it. `sampled_s`: when, by the clock of whoever keeps it.
     """
 
@@ -45,6 +47,9 @@ class DeviceLoad:
     temperature_limit_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    slowed_by: str = ""
+    memory_errors: int | None = None
+    fault: str = ""
     queue_depth: float = 0.0
     sampled_s: float = 0.0
 

@@ -156,8 +156,11 @@ class MeasuredMemory:
 
 
 def correct_plan(plan: MemoryPlan, measured: MeasuredMemory | None) -> MemoryPlan:
-    """Return a plan by what the last load of the same held."""
-    return plan if measured is None else replace(plan, correction=measured.surplus_bytes)
+    """Return a plan by what the last load of the same held. Its process had what it had: what is imported before a load
+    and what later differs from one to the next."""
+    if measured is None:
+        return plan
+    return replace(plan, correction=measured.surplus_bytes + measured.whole.get("process", 0) - plan.process)
 
 
 def plan_memory(

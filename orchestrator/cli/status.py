@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from device_profiles.units import human_bytes
 from orchestrator.cli.status_lines import pair_gauges, plan_line, speculation_rows, store_line, warning_rows
@@ -187,6 +187,10 @@ def health_line(part: dict[str, Any]) -> str:
     return f"{part['state'].replace('_', '-').upper()}{why}{wait}"
 
 
+# Of a device's memory: below it a worker that is started there hardly loads. Not tuned.
+_SCARCE_SHARE: Final = 0.1
+
+
 def device_line(device: dict[str, Any]) -> str:
     """Return what a device does: whose its time is, its memory, temperature and power."""
     parts = []
@@ -195,15 +199,19 @@ def device_line(device: dict[str, Any]) -> str:
         parts.append(", ".join(f"{name} {share:.0%}" for name, share in shares))
     elif device["utilisation"] is not None:
         parts.append(f"{device['utilisation']:.0%} busy")
-    if device["memory_total_bytes"]:
-        free, total = human_bytes(device["memory_free_bytes"]), human_bytes(device["memory_total_bytes"])
-        parts.append(f"{free} of {total} free, {human_bytes(device['memory_ours_bytes'])} held by workers")
+    if total := device["memory_total_bytes"]:
+        free, ours = device["memory_free_bytes"], device["memory_ours_bytes"]
+        parts.append(f"{human_bytes(free)} of {human_bytes(total)} free, {human_bytes(ours)} held by workers")
+        if free < _SCARCE_SHARE * total and (others := total - free - ours) > ours:
+            parts.append(f"MEMORY TAKEN: other programs hold {human_bytes(others)}")
     for value, limit, unit in (("temperature_c", "temperature_limit_c", "°C"), ("power_w", "power_limit_w", "W")):
         if device[value] is not None:
             most = f" of {device[limit]:.0f}" if device[limit] else ""
             parts.append(f"{device[value]:.0f}{most} {unit}")
     parts += [f"{device['queue_depth']:.1f} requests wait"] * (device["queue_depth"] >= _SHOWN_QUEUE)
     parts += [f"SLOWS ITSELF DOWN: {device['hot']}"] * bool(device["hot"])
+    parts += [f"{device['memory_errors']} memory errors that were not corrected"] * bool(device["memory_errors"])
+    parts += [f"DOES NOT WORK: {device['fault']}"] * bool(device["fault"])
     return "; ".join(parts) or "it tells nothing yet"
 
 

@@ -191,7 +191,9 @@ def _build_device_row(device: dict[str, Any]) -> list[Cell]:
         device["queue_depth"],
         *((device["memory_free_bytes"], device["memory_ours_bytes"]) if total else (None, None)),
         *(device["temperature_c"], device["power_w"]),
-        f"slows itself down: {device['hot']}" if device["hot"] else "",
+        f"does not work: {device['fault']}"
+        if device["fault"]
+        else device["hot"] and f"slows itself down: {device['hot']}",
     ]
 
 

@@ -73,7 +73,7 @@ def describe_heat(load: DeviceLoad, *, hot: bool) -> str:
     power, limit_w = load.power_w, load.power_limit_w
     if power is not None and limit_w and power >= (_BELOW_POWER_LIMIT if hot else _AT_POWER_LIMIT) * limit_w:
         return f"{power:.0f} of {limit_w:.0f} W"
-    return ""
+    return f"its clocks are lowered: {load.slowed_by}" if load.slowed_by else ""
 
 
 def weigh_shortage(free_share: float) -> float:

@@ -184,6 +184,29 @@ ALERTS = (
         "`outrider cordon` keeps work away from a device that hangs again.",
     ),
     Alert(
+        "OutriderDeviceFault",
+        (*_MODEL, "device", "what"),
+        (Condition(Read("outrider_device_fault", fold="max"), ">", 0.0),),
+        0.0,
+        "critical",
+        "A device says of itself that it does not work. By the label `what`: `lost`, it is gone or needs a reset; "
+        "`memory`, errors of its memory were not corrected since its driver was loaded.",
+        "lost streams: where there is another device, they went on there.",
+        "`outrider status`, which says why, and `nvidia-smi -q` on its host.",
+        "Reset or replace the device. `outrider cordon` keeps work away until then.",
+    ),
+    Alert(
+        "OutriderDeviceSlow",
+        (*_MODEL, "device"),
+        (Condition(Read("outrider_device_slowed", fold="max"), ">", 0.0),),
+        300.0,
+        "warning",
+        "A device lowers its clocks, for its temperature or its power supply.",
+        "that it is at its power limit: under full load that is as it should be.",
+        "`outrider status`: its temperature, and why; other replicas get more of the requests meanwhile.",
+        "Its cooling, or its power supply.",
+    ),
+    Alert(
         "OutriderSloBurn",
         (*_MODEL, "objective"),
         (

@@ -22,7 +22,7 @@ from orchestrator.daemon.control.actions import (
     WakeAfter,
 )
 from orchestrator.daemon.control.control_state import State as State
-from orchestrator.daemon.control.health.health import Part
+from orchestrator.daemon.control.health.health import Part, list_parts
 from orchestrator.daemon.control.health.rules import give_up_if_hopeless, settle_once_ready, watch_health
 from orchestrator.daemon.control.replicas.fold_worker import fold_worker_event, lose_worker
 from orchestrator.daemon.control.replicas.replicas import Rank
@@ -235,12 +235,28 @@ def _fold_loads(state: State, event: events.LoadObserved, now_s: float) -> list[
         here = state.fleet.list_on_device(device)
         behind = [state.streams.counts.get(replica.name, 0) - replica.places for replica in here]
         queues[device] = sum(max(0, waiting) for waiting in behind)
-    changes = state.loads.observe_samples(event.samples, queues, now_s)
+    changes: list[Action] = []
+    for device, why in state.loads.find_faults(event.samples).items():
+        changes += _leave_device(state, device, why, now_s)
+    changes += state.loads.observe_samples(event.samples, queues, now_s)
     for device in event.samples:
         for replica in state.fleet.list_on_device(device):
             if replica.untold:
                 replica.learn(state.loads.explain_last_rounds(replica.spec))
     return [*changes, TellLoads(event.samples, state.loads.list_loads(event.samples))]
+
+
+def _leave_device(state: State, device: str, why: str, now_s: float) -> list[Action]:
+    """Start nothing on a device that says itself that it does not work, and let streams go on elsewhere where they
+    can."""
+    here = state.fleet.list_on_device(device)
+    parts = {Part("device", device), *(part for replica in here for part in list_parts(replica.spec))}
+    fresh = [part for part in parts if not state.health.judge([part], now_s).refuses]
+    state.health.observe_fault(parts, why, now_s)
+    elsewhere = [other for other in state.replicas.serving if other.state.ready is not None and other not in here]
+    if not fresh or not elsewhere or state.replicas.closed:
+        return []
+    return [action for replica in here for action in state.router.retire(replica, now_s)[1]]
 
 
 def _hear_workers(state: State, heard: Sequence[int], now_s: float) -> None:

@@ -141,8 +141,13 @@ class DeviceSeries:
         self._power = make.gauge("device_power_watts", "Power that a device takes.", "device")
         self._most_power = make.gauge("device_power_limit_watts", "Power that a device may take.", "device")
         self._queue = make.gauge("device_queue_depth", "Requests that wait for workers on a device, a mean.", "device")
+        self._errors = make.gauge(
+            "device_memory_errors", "Errors of a device's memory that could not be corrected.", "device"
+        )
+        self._fault = make.gauge("device_fault", "1 while a device says that it does not work.", "device", "what")
+        self._slowed = make.gauge("device_slowed", "1 while a device lowers its clocks.", "device")
         self._all = [self._load, self._shares, self._memory, self._heat, self._most_heat, self._power]
-        self._all += [self._most_power, self._queue]
+        self._all += [self._most_power, self._queue, self._errors, self._fault, self._slowed]
 
     def refresh(self, model: str, devices: Iterable[DeviceView]) -> None:
         for gauge in self._all:
@@ -154,6 +159,10 @@ class DeviceSeries:
                 self._memory.labels(*of, "ours").set(load.memory_ours_bytes)
                 self._memory.labels(*of, "total").set(load.memory_total_bytes)
             self._queue.labels(*of).set(load.queue_depth)
+            if load.memory_errors is not None or load.fault:
+                self._fault.labels(*of, "lost").set(float(bool(load.fault)))
+                self._fault.labels(*of, "memory").set(float(bool(load.memory_errors)))
+                self._slowed.labels(*of).set(float(bool(load.slowed_by)))
             if load.utilisation is not None and load.others is not None:
                 self._shares.labels(*of, "ours").set(load.ours or 0.0)
                 self._shares.labels(*of, "others").set(load.others)
@@ -161,6 +170,7 @@ class DeviceSeries:
             for gauge, value in (
                 (self._load, load.utilisation),
                 (self._heat, load.temperature_c),
+                (self._errors, load.memory_errors),
                 (self._most_heat, load.temperature_limit_c),
                 (self._power, load.power_w),
                 (self._most_power, load.power_limit_w),

@@ -126,6 +126,12 @@ class HealthBoard:
         for part in parts:
             self._fail(part, weights.get(part.kind, 0.0), cause, now_s, proves=kind in PROVES)
 
+    def observe_fault(self, parts: Iterable[Part], why: str, now_s: float) -> None:
+        """A device says itself that it does not work: it is open, and as long as it says so."""
+        for part in parts:
+            if part.kind == "device":
+                self._fail(part, OPEN_FROM, why, now_s)
+
     def observe_link(self, link: str, *, connected: bool, reason: str, now_s: float) -> None:
         part = Part("link", link)
         if not connected:

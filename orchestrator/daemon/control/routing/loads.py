@@ -98,6 +98,20 @@ class LoadBoard:
                 actions.append(LogLine("warning", "device %s slows itself down: %s", (name, kept.hot)))
         return actions
 
+    def find_faults(self, samples: Mapping[str, DeviceLoad]) -> dict[str, str]:
+        """Return what devices say of themselves for which nothing more is to be computed there, by their names: they
+        are gone, or found errors in their memory since the last sample that was taken in."""
+        faults: dict[str, str] = {}
+        for name, load in samples.items():
+            kept = self._kept.get(name)
+            known = kept.newest.memory_errors if kept is not None else load.memory_errors
+            more = (load.memory_errors or 0) - (known or 0)
+            if load.fault:
+                faults[name] = load.fault
+            elif more > 0:
+                faults[name] = f"{more} errors of its memory could not be corrected"
+        return faults
+
     def observe_round(self, spec: WorkerSpec, device_ms: float) -> None:
         """Our worker of this spec has used its device for so long."""
         if not self._kept:

@@ -1,0 +1,191 @@
+"""A machine with NVIDIA devices that are not there: a module in place of NVML, and a runtime over the simulated one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support.foreign_adapter import write_distribution
+
+GIB = 1 << 30
+_NVML = '''
+"""NVML's calls over devices.json, in which whoever tests says what becomes of a device."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
+
+
+class NVMLError(Exception):
+    def __init__(self, value):
+        super().__init__({3: "Not Supported", 15: "GPU is lost"}[value])
+        self.value = value
+
+
+def nvmlInit():
+    pass
+
+
+nvmlShutdown = nvmlInit
+
+
+def _devices():
+    return json.loads(Path(__file__).with_name("devices.json").read_text())
+
+
+def _ask(handle, name):
+    device = _devices()[handle]
+    if device["lost"]:
+        raise NVMLError(15)
+    return device[name]
+
+
+def nvmlSystemGetDriverVersion():
+    return "1.0"
+
+
+def nvmlDeviceGetCount():
+    return len(_devices())
+
+
+def nvmlDeviceGetHandleByIndex(index):
+    return index
+
+
+def nvmlDeviceGetName(handle):
+    return f"fake device {handle}"
+
+
+def nvmlDeviceGetUUID(handle):
+    return f"GPU-{handle}"
+
+
+def nvmlDeviceGetCudaComputeCapability(handle):
+    return 9, 0
+
+
+def nvmlDeviceGetMemoryInfo(handle):
+    used = _ask(handle, "used")
+    return SimpleNamespace(total=8 << 30, used=used, free=(8 << 30) - used)
+
+
+def nvmlDeviceGetUtilizationRates(handle):
+    return SimpleNamespace(gpu=_ask(handle, "busy"))
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    return []
+
+
+def nvmlDeviceGetProcessUtilization(handle, since_us):
+    return []
+
+
+def nvmlDeviceGetTemperature(handle, kind):
+    return _ask(handle, "temperature_c")
+
+
+def nvmlDeviceGetTemperatureThreshold(handle, kind):
+    return 90
+
+
+def nvmlDeviceGetCurrentClocksEventReasons(handle):
+    return _ask(handle, "slowdowns")
+
+
+def nvmlDeviceGetTotalEccErrors(handle, kind, counter):
+    assert (kind, counter) == (1, 0)
+    return _ask(handle, "memory_errors")
+
+
+def _not_supported(*arguments):
+    raise NVMLError(3)
+
+
+nvmlDeviceGetPowerUsage = nvmlDeviceGetEnforcedPowerLimit = nvmlDeviceGetClockInfo = _not_supported
+nvmlDeviceGetTotalEnergyConsumption = _not_supported
+'''
+_RUNTIME = '''
+"""CUDA devices that are simulated ones. Of one that is lost no forward comes back, and memory is what NVML says."""
+
+import os
+from dataclasses import replace
+
+import pynvml
+from adapters.contract import DeviceLost, OutOfMemory
+from adapters.device_memory import read_nvidia_memory
+from adapters.simulated.adapter import DEVICES_VARIABLE, SimulatedAdapter
+
+os.environ[DEVICES_VARIABLE] = "2"
+
+
+class Model:
+    def __init__(self, model, device, index):
+        self._model, self._index = model, index
+        self.capabilities = replace(model.capabilities, device=device)
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def forward(self, batch):
+        if pynvml._devices()[self._index]["lost"]:
+            raise DeviceLost("CUDA error: unspecified launch failure")
+        return self._model.forward(batch)
+
+
+class Adapter:
+    name = "fake_cuda"
+
+    def __init__(self):
+        self._simulated = SimulatedAdapter()
+
+    def devices(self):
+        return [
+            replace(device, adapter=self.name, name=f"CUDA:{index}", kind="cuda", full_name=f"fake device {index}")
+            for index, device in enumerate(self._simulated.devices())
+        ]
+
+    def classes(self, options):
+        return self._simulated.classes(options)
+
+    def recipe(self, weights=None):
+        return self._simulated.recipe(weights)
+
+    def prepare(self, source, target, progress, weights=None):
+        self._simulated.prepare(source, target, progress, weights)
+
+    def load(self, prepared, options, progress):
+        index = int(options.device.partition(":")[2])
+        memory = read_nvidia_memory(index)
+        if memory is None:
+            raise DeviceLost(f"{options.device} does not answer")
+        if memory.free_bytes < options.kv_cache_bytes:
+            raise OutOfMemory(f"{options.device} has {memory.free_bytes} bytes free")
+        device = f"SIM.{index}" if index else "SIM"
+        return Model(self._simulated.load(prepared, replace(options, device=device), progress), options.device, index)
+'''
+
+
+class NvidiaMachine:
+    """Two devices of 8 GiB. `site` belongs at the front of PYTHONPATH: its pynvml is found before the real one."""
+
+    def __init__(self, site: Path) -> None:
+        self._file = site / "devices.json"
+        write_distribution(site, "fake-cuda", "fake_cuda", _RUNTIME, fake_cuda="fake_cuda:Adapter")
+        (site / "pynvml.py").write_text(_NVML, encoding="utf-8")
+        well = {"lost": False, "used": GIB, "busy": 0, "temperature_c": 50, "slowdowns": 0, "memory_errors": 0}
+        self._devices: list[dict[str, Any]] = [dict(well), dict(well)]
+        self._write()
+
+    def change(self, index: int, **facts: Any) -> None:
+        """Let a device tell other facts from now on."""
+        self._devices[index] |= facts
+        self._write()
+
+    def _write(self) -> None:
+        draft = self._file.with_suffix(".new")
+        draft.write_text(json.dumps(self._devices), encoding="utf-8")
+        draft.replace(self._file)
