@@ -18,10 +18,12 @@ import openai
 
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.support.daemon import Daemon, configuration, outrider_process, running
+from tests.support.nvidia_machine import change_device, write_machine, write_machine_config
 from tests.support.profiles import store_simulated_profiles
 
 WITHIN_S = 120.0
 DRIFT = "OutriderPredictionsDrift"
+_SITE = "site"
 _KILLS = "the @ sea"
 """A prompt that ends the worker: its script is armed by the token 64."""
 _BREAKS_DRAFT = "the # sea"
@@ -272,6 +274,21 @@ LOSING = (
     ),
 )
 
+FAULTY = (
+    Cause(
+        "NVML counts errors of a device's memory that were not corrected; then it is reset",
+        {"OutriderDeviceFault": {"device": "CUDA:0", "what": "memory"}},
+        lambda stage: change_device(stage.directory / _SITE, 0, memory_errors=1),
+        lambda stage: change_device(stage.directory / _SITE, 0, memory_errors=0),
+    ),
+    Cause(
+        "NVML says that heat lowers a device's clocks; then nothing does",
+        {"OutriderDeviceSlow": {"device": "CUDA:1"}},
+        lambda stage: change_device(stage.directory / _SITE, 1, slowdowns=0x40),
+        lambda stage: change_device(stage.directory / _SITE, 1, slowdowns=0),
+    ),
+)
+
 
 def write_config(directory: Path, port: int = 0, alerts: str = "time_factor: 0.01") -> Path:
     """Write the cluster.yaml of most causes. `alerts` are keys of that section."""
@@ -320,6 +337,14 @@ def _write_losing(directory: Path, port: int, alerts: str) -> Path:
     return _set_port(path, port)
 
 
+def _write_faulty(directory: Path, port: int, alerts: str) -> Path:
+    """Write one over devices that are not there. Daemons that are started from now on find them."""
+    write_machine(directory / _SITE)
+    before = [path for path in (os.environ.get("PYTHONPATH"),) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(directory / _SITE), *before])
+    return _set_port(write_machine_config(directory, f"alerts: {{every_s: 0.5, {alerts}}}"), port)
+
+
 def _set_port(path: Path, port: int) -> Path:
     path.write_text(path.read_text().replace("port: 0", f"port: {port}"))
     return path
@@ -330,6 +355,7 @@ SCENES = (
     Scene(_write_drifting, DRIFTING),
     Scene(_write_standing_by, STANDING_BY),
     Scene(_write_losing, LOSING),
+    Scene(_write_faulty, FAULTY),
 )
 
 

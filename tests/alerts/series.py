@@ -155,6 +155,22 @@ RECORDED = {
     "OutriderSloBurn": Recorded(
         _slo(15), 41 * _MIN, 70 * _MIN, 90 * _MIN, {"model_name": "toy", "objective": "ttft"}, _slo(0.15)
     ),
+    "OutriderDeviceFault": Recorded(
+        {name("device_fault", device="CUDA:0", what="lost"): hold(0, 10) + hold(1, 10) + hold(0, 10)},
+        9 * _MIN,
+        15 * _MIN,
+        22 * _MIN,
+        {"model_name": "toy", "device": "CUDA:0", "what": "lost"},
+        {name("device_fault", device="CUDA:0", what="lost"): hold(0, 30)},
+    ),
+    "OutriderDeviceSlow": Recorded(
+        {name("device_slowed", device="CUDA:0"): hold(0, 10) + hold(1, 10) + hold(0, 10)},
+        9 * _MIN,
+        17 * _MIN,
+        22 * _MIN,
+        {"model_name": "toy", "device": "CUDA:0"},
+        {name("device_slowed", device="CUDA:0"): hold(0, 10) + hold(1, 4) + hold(0, 10)},
+    ),
     "OutriderKvPressure": Recorded(
         {
             name("kv_cache_usage_perc"): hold(0.99, 50),

@@ -5,8 +5,9 @@ NVML and the runtime are stand-ins (tests/support/nvidia_machine.py); everything
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +15,34 @@ import pytest
 
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_foreign_adapters import put_on_path
-from tests.support.daemon import Daemon, configuration, outrider_process, running
-from tests.support.nvidia_machine import GIB, NvidiaMachine
+from tests.support.daemon import Daemon, outrider_process, running
+from tests.support.nvidia_machine import GIB, change_device, write_machine, write_machine_config
 from tests.support.waiting import until
 
 LONG: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 250, "temperature": 0.0}
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("machine")
-
-
-@pytest.fixture(scope="module")
-def machine(place: Path) -> Iterator[NvidiaMachine]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("machine")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        machine = NvidiaMachine(place / "site")
-        put_on_path(monkeypatch, place / "site")
-        yield machine
+        write_machine(directory / "site")
+        put_on_path(monkeypatch, directory / "site")
+        yield directory
 
 
 @pytest.fixture(scope="module")
-def daemon(machine: NvidiaMachine, place: Path) -> Iterator[Daemon]:
-    items = "[{device: 'CUDA:0'}, {device: 'CUDA:1'}]"
-    extra = "drafts: []\nalerts: {every_s: 0.2, time_factor: 0.001}\nlimits: {kv_cache: 64 MiB}"
-    path = configuration(place, script="base_ms=20", replicas=items, extra=extra)
-    path.write_text(path.read_text().replace("adapter: simulated", "adapter: fake_cuda", 1))
-    with running(path) as daemon:
+def daemon(place: Path) -> Iterator[Daemon]:
+    extra = "alerts: {every_s: 0.2, time_factor: 0.001}\nlimits: {kv_cache: 64 MiB}"
+    with running(write_machine_config(place, extra)) as daemon:
         until(lambda: [replica["phase"] for replica in daemon.status()["replicas"]] == ["ready", "ready"])
         until(lambda: {"here/CUDA:0", "here/CUDA:1"} <= find_devices(daemon).keys())
         yield daemon
+
+
+@pytest.fixture
+def change(place: Path) -> Callable[..., None]:
+    return partial(change_device, place / "site")
 
 
 def find_devices(daemon: Daemon) -> dict[str, Any]:
@@ -71,10 +70,10 @@ def count_running(daemon: Daemon) -> list[int]:
 
 
 def test_a_device_that_falls_off_the_bus_takes_nothing_and_hides_no_other(
-    daemon: Daemon, machine: NvidiaMachine, plain: Daemon
+    daemon: Daemon, change: Callable[..., None], plain: Daemon
 ) -> None:
     expected = plain.client.completions.create(**LONG).choices[0].text
-    machine.change(0, lost=True)
+    change(0, lost=True)
     until(lambda: find_devices(daemon)["here/CUDA:0"]["fault"])
     assert "DOES NOT WORK: GPU is lost" in show_status(daemon)
     assert find_devices(daemon)["here/CUDA:1"]["memory_total_bytes"] == 8 * GIB
@@ -83,19 +82,19 @@ def test_a_device_that_falls_off_the_bus_takes_nothing_and_hides_no_other(
     assert answer.choices[0].text == expected
     (route,) = query_daemon(daemon.admin, f"/admin/explain/{answer.id}")["routes"]
     assert "device here/CUDA:0 is open: GPU is lost" in str(route)
-    machine.change(0, lost=False)
+    change(0, lost=False)
     until(lambda: "here/CUDA:0" not in list_parts(daemon))
     until(lambda: ("OutriderDeviceFault", "CUDA:0", "lost") not in list_alerts(daemon))
 
 
 def test_streams_leave_a_device_whose_memory_fails_and_what_becomes_of_devices_is_told(
-    daemon: Daemon, machine: NvidiaMachine, plain: Daemon
+    daemon: Daemon, change: Callable[..., None], plain: Daemon
 ) -> None:
     expected = plain.client.completions.create(**LONG).choices[0].text
     with ThreadPoolExecutor(4) as pool:
         answers: list[Future[Any]] = [pool.submit(daemon.client.completions.create, **LONG) for _ in range(4)]
         until(lambda: all(count_running(daemon)))
-        machine.change(0, memory_errors=2)
+        change(0, memory_errors=2)
         until(lambda: "here/CUDA:0" in list_parts(daemon))
         assert "2 errors of its memory could not be corrected" in list_parts(daemon)["here/CUDA:0"]
         assert [answer.result().choices[0].text for answer in answers] == [expected] * 4
@@ -104,10 +103,10 @@ def test_streams_leave_a_device_whose_memory_fails_and_what_becomes_of_devices_i
     until(lambda: ("OutriderDeviceFault", "CUDA:0", "memory") in list_alerts(daemon))
     assert "2 memory errors that were not corrected" in show_status(daemon)
 
-    machine.change(1, slowdowns=0x40)
+    change(1, slowdowns=0x40)
     until(lambda: find_devices(daemon)["here/CUDA:1"]["hot"])
     assert "SLOWS ITSELF DOWN: its clocks are lowered: temperature" in show_status(daemon)
     until(lambda: ("OutriderDeviceSlow", "CUDA:1", "") in list_alerts(daemon))
-    machine.change(1, slowdowns=0, used=8 * GIB - 1)
+    change(1, slowdowns=0, used=8 * GIB - 1)
     until(lambda: not find_devices(daemon)["here/CUDA:1"]["hot"])
     until(lambda: "MEMORY TAKEN: other programs hold 8.0 GiB" in show_status(daemon))

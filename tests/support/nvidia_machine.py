@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.support.daemon import configuration
 from tests.support.foreign_adapter import write_distribution
 
 GIB = 1 << 30
+_DEVICES = "devices.json"
 _NVML = '''
 """NVML's calls over devices.json, in which whoever tests says what becomes of a device."""
 
@@ -169,23 +171,30 @@ class Adapter:
 '''
 
 
-class NvidiaMachine:
-    """Two devices of 8 GiB. `site` belongs at the front of PYTHONPATH: its pynvml is found before the real one."""
+def write_machine(site: Path) -> None:
+    """Write two devices of 8 GiB. `site` belongs at the front of PYTHONPATH, before the real pynvml."""
+    write_distribution(site, "fake-cuda", "fake_cuda", _RUNTIME, fake_cuda="fake_cuda:Adapter")
+    (site / "pynvml.py").write_text(_NVML, encoding="utf-8")
+    well = {"lost": False, "used": GIB, "busy": 0, "temperature_c": 50, "slowdowns": 0, "memory_errors": 0}
+    _write_devices(site, [well, well])
 
-    def __init__(self, site: Path) -> None:
-        self._file = site / "devices.json"
-        write_distribution(site, "fake-cuda", "fake_cuda", _RUNTIME, fake_cuda="fake_cuda:Adapter")
-        (site / "pynvml.py").write_text(_NVML, encoding="utf-8")
-        well = {"lost": False, "used": GIB, "busy": 0, "temperature_c": 50, "slowdowns": 0, "memory_errors": 0}
-        self._devices: list[dict[str, Any]] = [dict(well), dict(well)]
-        self._write()
 
-    def change(self, index: int, **facts: Any) -> None:
-        """Let a device tell other facts from now on."""
-        self._devices[index] |= facts
-        self._write()
+def change_device(site: Path, index: int, **facts: Any) -> None:
+    """Let a device tell other facts from now on."""
+    devices = json.loads((site / _DEVICES).read_text(encoding="utf-8"))
+    devices[index] |= facts
+    _write_devices(site, devices)
 
-    def _write(self) -> None:
-        draft = self._file.with_suffix(".new")
-        draft.write_text(json.dumps(self._devices), encoding="utf-8")
-        draft.replace(self._file)
+
+def _write_devices(site: Path, devices: list[dict[str, Any]]) -> None:
+    draft = site / f"{_DEVICES}.new"
+    draft.write_text(json.dumps(devices), encoding="utf-8")
+    draft.replace(site / _DEVICES)
+
+
+def write_machine_config(directory: Path, extra: str) -> Path:
+    """Write a cluster.yaml of two replicas, one on each device."""
+    items = "[{device: 'CUDA:0'}, {device: 'CUDA:1'}]"
+    path = configuration(directory, script="base_ms=20", replicas=items, extra=f"drafts: []\n{extra}")
+    path.write_text(path.read_text().replace("adapter: simulated", "adapter: fake_cuda", 1))
+    return path
