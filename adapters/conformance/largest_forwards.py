@@ -7,7 +7,7 @@ from adapters.contract import LoadedModel, Segment
 # Token ids are taken from a thousand that every vocabulary has.
 _FIRST_TOKEN, _TOKENS = 5, 1000
 # Full batches: buffers that a runtime makes for a shape are there from its second forward on.
-_FULL_BATCHES = 3
+_FULL_BATCHES = 2
 
 
 def run_largest_forwards(model: LoadedModel, logits_rows: int) -> None:

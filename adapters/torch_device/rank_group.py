@@ -15,8 +15,12 @@ from torch import nn
 
 from adapters.contract import DeviceLost
 from adapters.torch_device.split import RankPart
+from device_profiles.units import KIB, MIB, ceil_div
 
 _LOOPBACK = "127.0.0.1"
+# Of a part, from which on an exchange of fewer bytes is quicker. ADR 0081: over two ranks 1.3 ms and not 4.1 for 1.5 MB,
+# but 0.37 and not 0.27 for 6 KB. Over four 36 and not 74 for 6 MB, and equal for 1.5 MB.
+_REDUCED_BYTES, _SPREAD_BYTES = 256 * KIB, 2 * MIB
 
 
 class GroupBroken(DeviceLost):
@@ -48,16 +52,35 @@ class RankGroup:
     def add(self, part: Any) -> Any:
         """Return the sum of all ranks' parts, on every rank, of the parts' shape.
 
-        They are added one rank after the other, in float32: the order of an all-reduce may depend on the number of
-        rows, and a row's bits would then, too.
+        Its bits depend on no other row. Of two parts the sum is the same in either order, so that they may be reduced.
+        More are added one rank after the other, in float32: in a ring the order depends on where a number stands in the
+        message, and so on the number of rows. Where they are large each rank adds its columns of all, which moves as
+        many bytes as a ring does, and else each rank gets all parts.
         """
         own = part.contiguous()
+        size = own.numel() * own.element_size()
+        if self.ranks == 2 and (own.device.type != "cpu" or size >= _REDUCED_BYTES):
+            self._wait(lambda group: group.allreduce([own], dist.AllreduceOptions()))
+            return own
+        if self.ranks > 2 and size >= _SPREAD_BYTES:
+            return self._add_columns(own)
+        return _sum_in_order(self._gather(own)).to(part.dtype)
+
+    def _add_columns(self, own: Any) -> Any:
+        """Return the sum of all parts: each rank adds up a share of their columns, and all get the shares."""
+        width = own.shape[-1]
+        share = ceil_div(width, self.ranks)
+        padded = nn.functional.pad(own, (0, share * self.ranks - width)).reshape(-1, self.ranks, share)
+        shares = padded.transpose(0, 1).contiguous()
+        parts = torch.empty_like(shares)
+        self._wait(lambda group: group.alltoall_base(parts, shares, [], [], dist.AllToAllOptions()))
+        summed = self._gather(_sum_in_order(list(parts)).to(own.dtype))
+        return torch.cat(summed, dim=-1)[:, :width].reshape(own.shape)
+
+    def _gather(self, own: Any) -> list[Any]:
         parts = [torch.empty_like(own) for _ in range(self.ranks)]
         self._wait(lambda group: group.allgather(parts, own))
-        total = parts[0].float()
-        for other in parts[1:]:
-            total = total + other
-        return total.to(part.dtype)
+        return parts
 
     def join_columns(self, part: Any, widths: list[int]) -> Any:
         """Return all ranks' columns, (1, rows, columns), in order on rank 0; another rank gets its own back."""
@@ -78,6 +101,14 @@ class RankGroup:
             start(self._group).wait()
         except RuntimeError as error:
             raise GroupBroken(str(error).strip().splitlines()[0]) from error
+
+
+def _sum_in_order(parts: list[Any]) -> Any:
+    """Return the sum of parts, one after the other, in float32."""
+    total = parts[0].float()
+    for other in parts[1:]:
+        total = total + other
+    return total
 
 
 class SummedLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,8 +35,10 @@ from adapters.contract import (
     silent,
 )
 from adapters.decoder.spec import DecoderSpec
+from adapters.torch_device import rank_group
 from adapters.torch_device import ranks as rank_zero
 from adapters.torch_device.model import TorchModel
+from adapters.torch_device.rank_group import RankGroup
 from adapters.torch_device.ranks import SplitRunner
 from adapters.torch_device.split import split_decoder
 from adapters.torch_device.weights import read_decoder, read_prepared_tensors
@@ -178,6 +181,27 @@ def test_parts_of_all_ranks_are_the_tensors(case: Case, whole: Prepared, shared_
         elif name.rpartition(".")[2] not in ("key", "value"):  # three ranks share two key heads
             axis = 0 if cut.columns is None else 1
             assert np.array_equal(np.concatenate(pieces, axis=axis), tensor.float32()), name
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_have_the_same_bits_however_many_rows_there_are(ranks: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Rows are few, so that all parts are gathered, and many, so that they are reduced or added by columns."""
+    parts = [
+        torch.randn((1, 700, 771), generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(ranks)
+    ]
+    expected = sum((part.float() for part in parts[1:]), parts[0].float()).to(dtype)
+    assert parts[0].numel() * dtype.itemsize > rank_group._REDUCED_BYTES
+
+    def add(rank: int) -> list[torch.Tensor]:
+        group = RankGroup(rank, ranks)
+        group.connect(tmp_path / "ranks", torch.device("cpu"), 60.0)
+        return [group.add(parts[rank][:, :rows].clone()) for rows in (1, 7, 700)]
+
+    with ThreadPoolExecutor(ranks) as pool, pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(rank_group, "_SPREAD_BYTES", rank_group._REDUCED_BYTES)
+        for sums in pool.map(add, range(ranks)):
+            assert all(torch.equal(total, expected[:, : total.shape[1]]) for total in sums)
 
 
 SHAPES = st.builds(

@@ -1,7 +1,7 @@
 """Memory as announced beside memory as used, by runtime, model and slots:
 
     python -m outrider_lab.measure.announcements --model NAME=FILE ... --json FILE [--adapter RUNTIME ...]
-        [--slots 1 16] [--kv-cache-mib 64] [--device CPU]
+        [--slots 1 16] [--kv-cache-mib 64] [--device CPU] [--loads 2]
 
 Each case is a process of its own. It prepares the model, loads it as a target's worker does, and runs the largest
 forwards that are announced for it (adapters/conformance/largest_forwards.py). `used` is the most that the process held
@@ -38,7 +38,6 @@ from orchestrator.worker.loading.models import load_target
 
 # Of a forward, as `limits.max_batch_rows` has them by default.
 _BATCH_ROWS: Final = 1024
-_LOADS: Final = 2  # of each case: one before anything is known of it, one by what the first has held
 _ADAPTERS: Final = (*GGUF_ADAPTERS, *CONVERTING_ADAPTERS)
 
 
@@ -159,6 +158,7 @@ def main() -> None:
     parser.add_argument("--device", default="CPU")
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--kv-cache-mib", type=int, default=64)
+    parser.add_argument("--loads", type=int, default=2, help="of each case; all but the first go by those before")
     parser.add_argument("--store", type=Path, default=Path("store"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -167,7 +167,7 @@ def main() -> None:
         return
     cases: list[Announced] = []
     models = [model.partition("=") for model in arguments.model]
-    wanted = product(arguments.adapter or _ADAPTERS, models, arguments.slots, range(_LOADS))
+    wanted = product(arguments.adapter or _ADAPTERS, models, arguments.slots, range(arguments.loads))
     for adapter, (name, _, file), slots, _ in wanted:
         sizes = {"slots": slots, "kv_cache_bytes": arguments.kv_cache_mib * MIB}
         options = build_options(Path(file), arguments.store, adapter, device=arguments.device, **sizes)
