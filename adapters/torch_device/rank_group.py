@@ -18,8 +18,8 @@ from adapters.torch_device.split import RankPart
 from device_profiles.units import KIB, MIB, ceil_div
 
 _LOOPBACK = "127.0.0.1"
-# Of a part, from which on an exchange of fewer bytes is quicker. ADR 0081: over two ranks 1.3 ms and not 4.1 for 1.5 MB,
-# but 0.37 and not 0.27 for 6 KB. Over four 36 and not 74 for 6 MB, and equal for 1.5 MB.
+# Of a part, from which on fewer bytes are quicker. ADR 0081: over two ranks 1.3 ms and not 4.1 for 1.5 MB, but 0.37 and
+# not 0.27 for 6 KB. Over four 36 and not 74 for 6 MB, and equal for 1.5 MB.
 _REDUCED_BYTES, _SPREAD_BYTES = 256 * KIB, 2 * MIB
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -47,6 +48,8 @@ PATIENCE_S = 10.0
 behind is far below a forward. ADR 0081. Not tuned: a forward of a long prompt takes two seconds on a slow processor."""
 _LAST_WORDS_S = 1.0
 """How long a failure of a rank may take to be known, once the others notice. ADR 0081. Not tuned."""
+_ENDS_WITHIN_S = 30.0
+"""How long a process may take to end whose link is closed. Not tuned: it has gigabytes to give back at most."""
 
 
 class RankProcess:
@@ -82,8 +85,9 @@ class RankProcess:
         return answer
 
     def describe_end(self, error: OSError) -> DeviceLost:
-        """Return why nothing can be sent or received any more."""
-        if self.ended.wait(_LAST_WORDS_S):
+        """Return why nothing can be sent or received any more. A link that is closed says that the process ends: nobody
+        else has that end of it, and on a busy machine its end takes as long as it takes."""
+        if self.ended.wait(_LAST_WORDS_S if isinstance(error, TimeoutError) else _ENDS_WITHIN_S):
             code = self.process.returncode
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
             return DeviceLost(f"rank {self.rank} of tensor parallelism (process {self.process.pid}) ended {how}")
@@ -148,19 +152,27 @@ class Ranks:
         self._send(self.processes[rank - 1], command)
 
     def explain(self, error: AdapterError) -> AdapterError:
-        """Return what a rank failed with, after others noticed: `error` is what rank 0 has seen of it."""
+        """Return what a rank failed with, after others noticed: `error` is what rank 0 has seen of it. Where several
+        have nothing to say yet, those that are well are waited for, but no longer than for a forward."""
         for process in self.processes:
             process.link.set_patience(_LAST_WORDS_S)
-        ended: list[AdapterError] = []
-        stuck: list[AdapterError] = []
-        for process in self.processes:
-            try:
-                process.receive()
-            except GroupBroken:
-                continue  # it is well, and waited for another one
-            except AdapterError as failure:
-                (ended if process.ended.is_set() else stuck).append(failure)
-        return next(iter([*ended, *stuck]), error)
+        left, until_s = self.processes, time.monotonic() + self._job.patience_s
+        while True:
+            ended: list[AdapterError] = []
+            silent: dict[RankProcess, AdapterError] = {}
+            for process in left:
+                try:
+                    process.receive()
+                except GroupBroken:
+                    continue  # it is well, and waited for another one
+                except AdapterError as failure:
+                    if process.ended.is_set():
+                        ended.append(failure)
+                    else:
+                        silent[process] = failure
+            left = list(silent)
+            if ended or len(left) < 2 or time.monotonic() >= until_s:
+                return next(iter([*ended, *silent.values()]), error)
 
     def close(self) -> None:
         """End all. Idempotent."""
