@@ -373,7 +373,7 @@ class LoraFile:
 class CountsTouchedBlocks(Protocol):
     """A model that knows how much of its KV pool was ever written."""
 
-    def touched_blocks(self) -> int:
+    def count_touched_blocks(self) -> int:
         """Return how many blocks ever held something."""
         ...
 

@@ -106,7 +106,7 @@ class PooledSlots:
     def free_blocks(self) -> int:
         return self._pool.free
 
-    def touched_blocks(self) -> int:
+    def count_touched_blocks(self) -> int:
         """See adapters.loaded_model.CountsTouchedBlocks."""
         return self._pool.touched
 

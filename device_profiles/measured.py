@@ -112,7 +112,8 @@ class MeasuredModel:
     came to.
     `matrix_elements`: elements that a row is multiplied with (0: not known); `weights_bytes`: as they are read in a
     forward. `planned_bytes`: what it was announced to hold (0: costs not known). `device_parts`: what its device was,
-    where that has memory of its own and may leave layers to the host. `peak_bytes`: what its process held at most.
+    where that has memory of its own and may leave layers to the host. `peak_bytes`: what its process held at
+    most, of an NVIDIA device what it had there.
     `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to. `drifted`: how
     rounds differed from it while serving, so that it is to be measured again; "" where they did not.
     `few_layers`: so many of its layers were loaded, as the device has no room for all; 0: all were. Then `cost` is

@@ -126,7 +126,7 @@ class MeasuredMemory:
     """What a worker held that loaded a model so, in bytes (docs/adr/0148-memory-by-the-last-load.md).
 
     The fields up to `slots` are what it is known by: `fingerprint` is of hardware and runtime, `weights` the recipe of
-    the prepared weights, `asked` the operator's options. `format`: of the weights, as profiles have it. `held_bytes`
+    the prepared weights, `wanted` the operator's options. `format`: of the weights, as profiles have it. `held_bytes`
     is the most that it held, and `announced_bytes` what is announced of a worker that uses as much as it did. `whole`
     is what was announced of it at its fullest, by part, without a correction.
     """
@@ -137,7 +137,7 @@ class MeasuredMemory:
     model: str
     model_digest: str
     weights: str
-    asked: str
+    wanted: str
     slots: int
     format: str = ""
     held_bytes: int = 0

@@ -51,7 +51,7 @@ _ROOMS: dict[type, tuple[str, tuple[str, ...]]] = {
     ),
     MeasuredMemory: (
         "memory",
-        ("adapter", "device", "model", "model_digest", "weights", "asked", "slots", "fingerprint"),
+        ("adapter", "device", "model", "model_digest", "weights", "wanted", "slots", "fingerprint"),
     ),
     PairAcceptance: (
         "pairs",

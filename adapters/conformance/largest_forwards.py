@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from adapters.contract import LoadedModel, Segment
 
 # Token ids are taken from a thousand that every vocabulary has.
@@ -24,8 +26,15 @@ def run_largest_forwards(model: LoadedModel, logits_rows: int) -> None:
                 model.forward([segment])
     for slot in range(caps.slots):
         model.release(slot)
-    share, wanted = rows // caps.slots, most // caps.slots
+    share = rows // caps.slots
+    while share > 1 and model.count_needed_blocks(_list_batch(caps.slots, tokens, share, 0)) > model.free_blocks():
+        share //= 2  # a small pool has not room for as many rows of every slot
+    batch = _list_batch(caps.slots, tokens, share, min(share, most // caps.slots))
     for _ in range(_FULL_BATCHES):
-        model.forward([Segment(slot, 0, tokens[:share], (share - wanted, share)) for slot in range(caps.slots)])
+        model.forward(batch)
     if caps.apart_tokens:  # and rows behind the prompts, which may be another runtime's
         model.forward([Segment(slot, share, [_FIRST_TOKEN], (0, 1), apart=True) for slot in range(caps.slots)])
+
+
+def _list_batch(slots: int, tokens: Sequence[int], rows: int, wanted: int) -> list[Segment]:
+    return [Segment(slot, 0, list(tokens[:rows]), (rows - wanted, rows)) for slot in range(slots)]

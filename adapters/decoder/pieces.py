@@ -30,6 +30,17 @@ def cut_rows(matrix: NDArray[Any]) -> Iterator[NDArray[Any]]:
     return (matrix[first : first + step] for first in range(0, len(matrix), step))
 
 
+def cut_tensor(tensor: _Made) -> Iterator[tuple[slice, _Made]]:
+    """Yield a matrix some rows at a time, in the form that it has, and which rows these are."""
+    arrays = {field.name: getattr(tensor, field.name) for field in fields(tensor)}
+    matrices = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    rows, columns = next(iter(matrices.values())).shape
+    step = max(1, _PIECE_VALUES // columns)
+    for first in range(0, rows, step):
+        part = slice(first, min(rows, first + step))
+        yield part, replace(tensor, **{name: array[part] for name, array in matrices.items()})
+
+
 def make_by_rows(make: Callable[[NDArray[Any]], _Made], matrix: NDArray[Any]) -> _Made:
     """Return what `make` makes of a matrix, made of some rows at a time: no row's part may depend on other rows."""
     parts = list(map(make, cut_rows(matrix)))

@@ -15,6 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from adapters.content_digest import full_identity
 from adapters.contract import (
     ALL_LAYERS,
@@ -121,7 +123,7 @@ class ReadAhead:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._fraction, self._is_wanted = 0.0, True
+        self._fraction, self._is_wanted, self._began_bytes = 0.0, True, psutil.Process().memory_info().rss
         thread = ThreadPoolExecutor(1, "read weights ahead")
         self._model: Future[int] = thread.submit(weights.read, self._go_on)
         thread.shutdown(wait=False)
@@ -132,9 +134,10 @@ class ReadAhead:
 
     @property
     def held_bytes(self) -> int:
-        """How much of this process's memory has what was read and nobody took: on other devices none."""
+        """How much of this process's memory has what was read and nobody took: on other devices none. What is packed
+        anew is there twice meanwhile, so that no share of the file tells it."""
         is_here = self._is_wanted and is_processor(self._weights.device) and bool(self._weights.identity)
-        return int(self._fraction * self._weights.identity[0]) if is_here else 0
+        return max(0, psutil.Process().memory_info().rss - self._began_bytes) if is_here else 0
 
     def take(self, wanted: Weights, progress: Progress) -> int | None:
         """Return what reading the same weights gave, once they are read; None where others are wanted, or the file was

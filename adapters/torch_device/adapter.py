@@ -38,18 +38,20 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'outrider[torch]'"
 _QUANTISED = (Precision.INT8, Precision.INT4)
+# Bytes of a number in each format.
 _ELEMENT_BYTES = {Precision.FP32: 4.0, Precision.BF16: 2.0, Precision.FP16: 2.0}
 # Products hold weights packed, and the table of embeddings as it was read: one that is the head, too, is there twice.
 # ADR 0148.
 _CPU_MEMORY = MemoryCosts(
-    fixed_bytes=120 * MIB,
+    fixed_bytes=150 * MIB,
     weights_copies=1,
     embedding_copies=1,
     tied_copies=1,
-    logits_copies=2,
-    mlp_floats=4,
+    logits_copies=1.5,
+    mlp_floats=3,
     hidden_floats=8,
     rank_bytes=400 * MIB,
+    kv_at_once=True,
 )
 _SPINS = "1000"
 """How often a thread of torch looks for work before it sleeps.

@@ -21,21 +21,25 @@ from adapters.contract import LayerRange, LoadOptions, ModelRefused, NumericalCl
 from adapters.decoder.from_safetensors import tensor_names
 from adapters.decoder.hf_config import FAMILIES, describe_sizes
 from adapters.decoder.limits import refuse_decoder
-from adapters.decoder.spec import DecoderSpec, Dense
+from adapters.decoder.spec import DecoderSpec
+from adapters.process_heap import trim_heap
 from adapters.torch_device import attention
 from adapters.torch_device.attention import NAME, KvPool, LayerKv
 from adapters.torch_device.flex import choose_kernel
 from adapters.torch_device.lora import LoraRows, place_loras
 from adapters.torch_device.model import DTYPES
 from adapters.torch_device.plan import BLOCK_TOKENS, Shapes, list_decode_sizes, shapes_for
-from adapters.torch_device.products import Products
+from adapters.torch_device.products import Products, widen
 from adapters.torch_device.rank_group import RankGroup, join_ranks
 from adapters.torch_device.rank_link import RankPlace
 from adapters.torch_device.runner import ForwardRunner
 from adapters.torch_device.split import split_decoder
 from adapters.torch_device.weights import Affine, Float8Rows, Quantised, Stored, read_decoder, read_prepared_tensors
+from device_profiles.units import MIB
 
 MakeLinear = Callable[[Any, Any], nn.Module]
+# Of matrices that were packed anew, until what that freed is given back. Bounds what a load holds beside the model.
+_TRIMMED_BYTES = 64 * MIB
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _MODEL_TYPES = {"gemma3": "gemma3_text"}
 _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -79,7 +83,7 @@ def build(
             if canonical != "embedding":
                 continue  # a product over it is all that is asked for
         exact = offset and canonical.endswith("norm")  # a norm of 1 + w: computed in float32, and w is small
-        value = _values(tensor, torch.float32 if exact else dtype, device)
+        value = widen(tensor, torch.float32 if exact else dtype, device)
         _set_parameter(model, name, value - 1.0 if exact else value)
     if spec.tied_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
@@ -105,13 +109,6 @@ def _config(spec: DecoderSpec) -> dict[str, Any]:
     }
 
 
-def _values(tensor: Stored, dtype: Any, device: Any) -> Any:
-    """Return a tensor's values; stored bfloat16 goes through no other format."""
-    if isinstance(tensor, Dense) and tensor.bfloat16:
-        return torch.from_numpy(tensor.values).view(torch.bfloat16).to(device=device, dtype=dtype)
-    return torch.from_numpy(tensor.float32()).to(device=device, dtype=dtype)
-
-
 def _set_parameter(model: Any, name: str, value: Any) -> None:
     place, _, attribute = name.rpartition(".")
     module = model.get_submodule(place)
@@ -134,11 +131,20 @@ def _set_buffers(model: Any, spec: DecoderSpec, device: Any) -> None:
 
 
 def _replace_linears(model: Any, quantised: dict[str, Quantised], make_linear: MakeLinear) -> None:
-    for place, parent in list(model.named_modules()):
+    packed_bytes = 0
+    # Without the products themselves: who holds one keeps its weight beside the packed one.
+    parents = [named for named in model.named_modules() if not isinstance(named[1], nn.Linear)]
+    for place, parent in parents:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
                 weight = quantised.get(f"{place}.{name}.weight".lstrip("."), child.weight.data)
                 setattr(parent, name, make_linear(weight, None if child.bias is None else child.bias.data))
+                packed_bytes += child.weight.nbytes
+                del child, weight
+                if packed_bytes >= _TRIMMED_BYTES:
+                    packed_bytes = 0
+                    trim_heap()
+    trim_heap()
 
 
 @dataclass(frozen=True, slots=True)

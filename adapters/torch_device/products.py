@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from adapters.contract import Precision
+from adapters.decoder.pieces import cut_tensor
+from adapters.decoder.spec import Dense
 from adapters.torch_device.model import DTYPES
-from adapters.torch_device.weights import Affine, Float8Rows, Quantised
+from adapters.torch_device.weights import Affine, Float8Rows, Quantised, Stored
 from device_profiles.units import ceil_div
 
 _TILE_OUTPUTS = 16
@@ -109,6 +111,20 @@ def packs(dtype: Any) -> bool:
     return dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def widen(tensor: Stored, dtype: Any, device: Any) -> Any:
+    """Return a tensor's values. Stored bfloat16 goes through no other format, and of a matrix few rows are in float32
+    at a time: all of a vocabulary's take as much as the rest of a model."""
+    if isinstance(tensor, Dense) and tensor.bfloat16:
+        return torch.from_numpy(tensor.values).view(torch.bfloat16).to(device=device, dtype=dtype)
+    if isinstance(tensor, Dense) and tensor.values.ndim != 2:
+        return torch.from_numpy(tensor.float32()).to(device=device, dtype=dtype)
+    shape = tensor.patterns.shape if isinstance(tensor, Float8Rows) else tensor.values.shape
+    values = torch.empty(shape, dtype=dtype, device=device)
+    for rows, part in cut_tensor(tensor):
+        values[rows] = torch.from_numpy(part.float32()).to(dtype)
+    return values
+
+
 class Products:
     """Makes the products of one model, in tiles of `tile` rows each; 0: of as many as come."""
 
@@ -134,7 +150,7 @@ class Products:
                 self._narrowed = True
                 return narrow
             self._widened = True
-            weight = torch.from_numpy(weight.float32()).to(device=self._device, dtype=dtype)
+            weight = widen(weight, dtype, self._device)
         if self._device.type == "cpu" and packs(dtype):
             return PackedLinear(weight, bias)
         return PlainLinear(weight, bias)

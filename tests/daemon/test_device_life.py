@@ -92,7 +92,7 @@ def test_streams_leave_a_device_whose_memory_fails_and_what_becomes_of_devices_i
 ) -> None:
     expected = plain.client.completions.create(**LONG).choices[0].text
     with ThreadPoolExecutor(4) as pool:
-        answers: list[Future[Any]] = [pool.submit(daemon.client.completions.create, **LONG) for _ in range(4)]
+        answers: list[Future[Any]] = [pool.submit(lambda: daemon.client.completions.create(**LONG)) for _ in range(4)]
         until(lambda: all(count_running(daemon)))
         change(0, memory_errors=2)
         until(lambda: "here/CUDA:0" in list_parts(daemon))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from device_profiles.measured import fingerprint
+from device_profiles.memory import MeasuredMemory
 from device_profiles.profile import Exactness
 from device_profiles.workload import DecoderShape
 from orchestrator.planning.models import PlannedModel
@@ -34,3 +37,30 @@ def test_a_measured_peak_is_never_planned_under(
     total = option.fixed_bytes + option.layer_bytes + option.workspace_bytes + parts.get("kv_cache", 0)
     assert total >= peak
     assert total >= sum(parts.values())
+
+
+def test_a_target_is_planned_by_what_its_last_worker_held(tmp_path: Path) -> None:
+    store = store_simulated_profiles(tmp_path, {"CPU": 1.0}, cores=4, threads=2, weights_bytes=100, peak_bytes=5000)
+    (before,) = load_measured_hardware(store)
+    profile, device = before.models[0], before.devices[0]
+    target = PlannedModel("toy", DecoderShape.dense(1, 8, 1, 1, 8, 8, 8), digest=profile.model_digest)
+    last = MeasuredMemory(
+        fingerprint=fingerprint(replace(device.hardware, physical_cores=0), device.runtime_version),
+        adapter=profile.adapter,
+        device=profile.device,
+        model="toy",
+        model_digest=profile.model_digest,
+        weights="recipe",
+        wanted="auto",
+        slots=4,
+        format=profile.weights,
+        held_bytes=2400,
+        announced_bytes=3000,
+        whole={"process": 1000, "weights": 2000, "kv_cache": 900, "workspace": 500},
+    )
+    store.save(last)
+    store.save(replace(last, model_digest="of another model", held_bytes=9000))
+    (hardware,) = load_measured_hardware(store)
+    (option,) = hardware.options(target, (), Exactness.BIT, 4)
+    total = option.fixed_bytes + option.layer_bytes + option.workspace_bytes
+    assert total == 1000 + 2000 + 500 - 600, "without its KV cache, and less what it held less than announced"

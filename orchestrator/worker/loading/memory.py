@@ -155,16 +155,16 @@ class MemoryMeter:
         news = held_bytes > (1.0 + _WORTH_WRITING) * self._written_bytes
         if self._rounds >= _ROUNDS and news and (idle or now_s - self._written_s >= _WRITE_EVERY_S):
             self._written_bytes, self._written_s = held_bytes, now_s
-            self.keep(held_bytes)
+            self.save_held(held_bytes)
 
-    def keep(self, held_bytes: int) -> None:
+    def save_held(self, held_bytes: int) -> None:
         """Keep what the worker held at most, unless an earlier load says more. A store that cannot be written is left
         as it is."""
         whole = self._predict(None)
         if whole is None:
             return
         model, total = self._model, self._model.capabilities.total_blocks
-        share = model.touched_blocks() / total if isinstance(model, CountsTouchedBlocks) else 1.0
+        share = model.count_touched_blocks() / total if isinstance(model, CountsTouchedBlocks) else 1.0
         announced = self._predict(replace(self._use, kv_cache_bytes=int(share * whole.kv_cache))) or whole
         measured = replace(
             self.known_by,

@@ -294,7 +294,7 @@ def _key_memory(question: ClassQuestion) -> MeasuredMemory:
         model=question.model,
         model_digest=question.model_digest,
         weights=question.weights,
-        asked=question.wanted_formats,
+        wanted=question.wanted_formats,
         slots=options.slots,
     )
 

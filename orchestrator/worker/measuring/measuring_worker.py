@@ -143,6 +143,16 @@ class _Bench:
     progress: OnProgress
     clock: SystemClock
     started_s: float
+    free_bytes: int
+    """Of the device, before anything was loaded."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """What a model took at most: of the host's memory this process's peak. Of an NVIDIA device's what is free less
+        than before, as torch gives nothing back."""
+        if name_device_kind(self.device) != CUDA_KIND:
+            return peak_rss_bytes()
+        return max(0, self.free_bytes - read_device_memory(self.device).free_bytes)
 
     @property
     def threads(self) -> int:
@@ -163,13 +173,14 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Finding]:
         others.look_when_due()
         progress(stage, fraction)
 
-    bench = _Bench(job, device, meter, others, tell, SystemClock(), time.perf_counter())
+    free_bytes = read_device_memory(device).free_bytes
+    bench = _Bench(job, device, meter, others, tell, SystemClock(), time.perf_counter(), free_bytes)
     if not job.known_device:
         yield _measure_device(bench)
     if job.device_only:
         return
     if job.may_cut:
-        room_bytes = job.room_bytes or read_device_memory(device).free_bytes
+        room_bytes = job.room_bytes or free_bytes
         few = find_few_layers(job.model, SLOTS, _count_logits_rows(job.model), room_bytes, tell)
         if few is not None:
             tell(few.explain(room_bytes), -1.0)
@@ -270,7 +281,7 @@ def _fill_in(bench: _Bench, caps: Capabilities, steps: Steps) -> partial[Measure
         paid_rows=caps.min_rows,
         numerical_class=str(caps.numerical_class),
         matrix_elements=_elements(bench.job.model),
-        peak_bytes=peak_rss_bytes(),
+        peak_bytes=bench.peak_bytes,
         samples=steps.samples,
         measured_at=_now(),
         took_s=time.perf_counter() - bench.started_s,

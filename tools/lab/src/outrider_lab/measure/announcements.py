@@ -109,7 +109,7 @@ def measure_here(options: EngineOptions) -> dict[str, Any] | None:
     if target.meter is not None:
         corrected = target.meter.last is not None
         target.meter.observe_forward(caps.max_batch_rows, logits_rows)
-        target.meter.keep(used)
+        target.meter.save_held(used)
     return {
         "slots": options.max_running,
         "corrected": corrected,
