@@ -114,11 +114,13 @@ class MemoryPlan:
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """What a worker has done of what was announced: its forwards had at most `batch_rows` rows, the logits of
-    `logits_rows` of them were wanted, and `kv_cache_bytes` of its KV cache were used."""
+    `logits_rows` of them were wanted, `slots` sequences ran at a time, and `kv_cache_bytes` of its KV cache were used.
+    """
 
     batch_rows: int = 0
     logits_rows: int = 0
     kv_cache_bytes: int = 0
+    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)

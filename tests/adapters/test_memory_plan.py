@@ -46,7 +46,8 @@ for model in [target.model, *drafts]:
 planned = sum_planned_bytes(target, options, [drafter] if drafter else [])
 peak = peak_rss_bytes()
 target.meter.beside_bytes = planned - target.plan.total
-target.meter.observe_forward(target.model.capabilities.max_batch_rows, rows)
+caps = target.model.capabilities
+target.meter.observe_forward(caps.max_batch_rows, rows, caps.slots)
 target.meter.save_held(peak)
 print(json.dumps({"planned": planned, "peak": peak, "correction": target.plan.correction}))
 """

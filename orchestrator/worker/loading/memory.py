@@ -74,12 +74,15 @@ def predict_memory(
     at_ends = spec.count_elements(held) - in_layers
     position_bytes = KV_VALUE_BYTES * spec.count_kv_elements(held)
     head = spec.vocabulary_size * spec.hidden if last else 0
+    costs = device.memory_costs
+    if use is None:
+        use = MemoryUse(options.max_batch_rows, logits_rows, fixed.kv_cache, options.slots)
     shape = ModelShape(
         spec.vocabulary_size if last else 0,
         spec.hidden,
         spec.mlp,
         spec.heads,
-        min(spec.context_length, fixed.kv_cache // position_bytes) if position_bytes else spec.context_length,
+        min(spec.context_length, use.kv_cache_bytes // position_bytes) if position_bytes else spec.context_length,
         held.end - held.first,
         int(in_layers * element_bytes),
         int(head * element_bytes),
@@ -87,17 +90,12 @@ def predict_memory(
         fixed.graph_weights,
         fixed.graph_caches,
     )
-    costs = device.memory_costs
-    if use is None:
-        use = MemoryUse(options.max_batch_rows, logits_rows, fixed.kv_cache)
-    elif costs.kv_at_once:
-        use = replace(use, kv_cache_bytes=fixed.kv_cache)
     return plan_memory(
         costs,
         shape,
-        kv_cache_bytes=use.kv_cache_bytes,
+        kv_cache_bytes=fixed.kv_cache if costs.kv_at_once else use.kv_cache_bytes,
         batch_rows=use.batch_rows,
-        slots=options.slots,
+        slots=use.slots,
         logits_rows=use.logits_rows,
         ranks=options.tensor_parallel,
         activations_16bit=activations in (Precision.BF16, Precision.FP16),
@@ -142,12 +140,14 @@ class MemoryMeter:
     def observe_round(self, done: RoundReport) -> None:
         """Note what a round has done."""
         self._rounds += 1
-        self.observe_forward(done.rows, done.sequences + done.drafted)
+        self.observe_forward(done.rows, done.sequences + done.drafted, done.sequences)
 
-    def observe_forward(self, rows: int, logits_rows: int) -> None:
+    def observe_forward(self, rows: int, logits_rows: int, sequences: int) -> None:
         """Note a forward's size."""
-        most = max(self._use.batch_rows, rows), max(self._use.logits_rows, logits_rows)
-        self._use = replace(self._use, batch_rows=most[0], logits_rows=most[1])
+        use = self._use
+        self._use = MemoryUse(
+            max(use.batch_rows, rows), max(use.logits_rows, logits_rows), 0, max(use.slots, sequences)
+        )
 
     def observe_held(self, held_bytes: int, *, idle: bool, now_s: float) -> None:
         """Keep what the worker held at most where that is news and there is time for it: when it is idle, or long after

@@ -108,7 +108,7 @@ def measure_here(options: EngineOptions) -> dict[str, Any] | None:
     used, corrected = peak_rss_bytes(), False
     if target.meter is not None:
         corrected = target.meter.last is not None
-        target.meter.observe_forward(caps.max_batch_rows, logits_rows)
+        target.meter.observe_forward(caps.max_batch_rows, logits_rows, caps.slots)
         target.meter.save_held(used)
     return {
         "slots": options.max_running,
