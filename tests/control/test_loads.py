@@ -240,3 +240,19 @@ def test_ten_thousand_devices_are_kept_and_shown() -> None:
     assert board.view(1.1) is board.view(1.2), "not put together for each request"
     assert len(board.forget_stale(2.0 + STALE_S)) == 10_000
     assert board.view(2.0 + STALE_S) == ()
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20))
+def test_errors_of_a_devices_memory_are_faults_where_they_grow(growth: list[int]) -> None:
+    """What was counted before the daemon came is old, and what is counted since is a fault once."""
+    board, errors, name = LoadBoard(), 7, "here/CUDA:0"
+    for number, more in enumerate(growth):
+        errors += more
+        samples = {name: DeviceLoad(memory_errors=errors)}
+        faults = board.find_faults(samples)
+        board.observe_samples(samples, {}, float(number))
+        assert bool(faults) == (number > 0 and more > 0)
+    for second in range(3):
+        lost = {name: DeviceLoad(fault="GPU is lost")}
+        assert board.find_faults(lost) == {name: "GPU is lost"}
+        board.observe_samples(lost, {}, float(len(growth) + second))

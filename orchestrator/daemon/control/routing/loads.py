@@ -104,8 +104,8 @@ class LoadBoard:
         faults: dict[str, str] = {}
         for name, load in samples.items():
             kept = self._kept.get(name)
-            known = kept.newest.memory_errors if kept is not None else load.memory_errors
-            more = (load.memory_errors or 0) - (known or 0)
+            known = kept.newest.memory_errors if kept is not None else None
+            more = load.memory_errors - known if load.memory_errors is not None and known is not None else 0
             if load.fault:
                 faults[name] = load.fault
             elif more > 0:
