@@ -43,7 +43,7 @@ _ELEMENT_BYTES = {Precision.FP32: 4.0, Precision.BF16: 2.0, Precision.FP16: 2.0}
 # Products hold weights packed, and the table of embeddings as it was read: one that is the head, too, is there twice.
 # ADR 0148.
 _CPU_MEMORY = MemoryCosts(
-    fixed_bytes=150 * MIB,
+    fixed_bytes=170 * MIB,
     weights_copies=1,
     embedding_copies=1,
     tied_copies=1,

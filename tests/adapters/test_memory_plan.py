@@ -96,7 +96,7 @@ def heavy_path(default_model_path: Path, tmp_path_factory: pytest.TempPathFactor
         ("openvino_rt", "", True, True, "auto"),
         pytest.param("llama_cpp", "", False, True, "auto", marks=NO_FORK),
         pytest.param("openvino_llama", "", False, True, "auto", marks=NO_FORK),
-        pytest.param("torch_device", "", False, True, "auto", marks=NO_FORK),
+        pytest.param("torch_device", "", False, False, "auto", marks=pytest.mark.slow),
     ],
     ids=[
         "openvino_rt",
