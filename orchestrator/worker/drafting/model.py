@@ -243,11 +243,12 @@ class ModelDrafter:
 
     def measure(self) -> None:
         """Learn what reading and a step take, before there is a request that it could cost something."""
+        apart_tokens = self._model.capabilities.apart_tokens
         rows = min(_MEASURED_ROWS, self._model.capabilities.max_batch_rows, self._context - 1)
         try:
             # The first pass warms up; of the others the shorter one counts.
             for cache in (DraftCache(self._model, prefill_ms=0.0), self._cache, self._cache):
-                known = DraftSequence("", [0] * rows, Sampling(), 0, False, None)
+                known = DraftSequence("", [0] * rows, Sampling(), rows, rows <= apart_tokens, None)
                 cache.read(known)
                 if known.held == rows:
                     step_ms = self._time_step(cache, known)
