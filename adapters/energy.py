@@ -74,7 +74,7 @@ def _nvml(index: int) -> EnergyMeter:
     try:
         import pynvml
     except ImportError:
-        return _none("NVML is not installed: pip install 'outrider[torch]'")
+        return _none("NVML is not installed: outrider extras install torch")
     nvml: Any = pynvml
     try:
         nvml.nvmlInit()

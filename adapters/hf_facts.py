@@ -206,7 +206,7 @@ def refuse_form(form: str, device: str, where: str) -> None:
 def refuse_without_transformers(why: str) -> None:
     """Refuse what only transformers computes, `why` so, where it is not installed. Raises ModelRefused."""
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise ModelRefused(f"{why} transformers' own class runs it on torch: pip install 'outrider[torch]'")
+        raise ModelRefused(f"{why} transformers' own class runs it on torch: outrider extras install torch")
 
 
 def _refuse_other_models(reader: ConfigReader, architecture: str) -> None:

@@ -12,7 +12,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("run.txt", "ray.txt", "model.txt")
+LOCKS = ("run.txt", "ray.txt", "torch.txt", "model.txt")
+CARRIED = "../orchestrator/setup/constraints.txt"
+"""What the wheel carries for `outrider extras install`."""
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 
 
@@ -26,12 +28,14 @@ def list_needed(lock: str) -> list[Requirement]:
     lines = {
         "run.txt": [*project["dependencies"], *extras["demo"], *extras["llama"], *extras["top"]],
         "ray.txt": extras["ray"],
+        "torch.txt": [*project["dependencies"], *extras["torch"], *extras["quantize"]],
+        CARRIED: [line for name, lines in extras.items() if name != "dev" for line in lines],
     }[lock]
     needs = [Requirement(line) for line in lines]
     return [need for need in needs if need.marker is None or need.marker.evaluate()]
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("name", [*LOCKS, CARRIED])
 def test_versions_are_those_of_the_constraints(name):
     constraints = read_pins(ROOT / "constraints.txt")
     locked = read_pins(ROOT / "locks" / name)
@@ -40,7 +44,7 @@ def test_versions_are_those_of_the_constraints(name):
     assert known == {package: constraints[package] for package in known}
 
 
-@pytest.mark.parametrize("lock", ["run.txt", "ray.txt"])
+@pytest.mark.parametrize("lock", ["run.txt", "ray.txt", "torch.txt", CARRIED])
 def test_what_is_needed_is_locked_with_all_that_it_needs(lock):
     locked, constraints = read_pins(ROOT / "locks" / lock), read_pins(ROOT / "constraints.txt")
     waiting, seen = list_needed(lock), set()

@@ -10,7 +10,7 @@ A file of the author's own tests (docs/adapters.md) names the adapter, and has a
     def case() -> Case:
         return Case(adapter="my_npu", device="NPU0", source="models/small.gguf")
 
-It needs pytest: `pip install 'outrider[conformance]'`. Nothing of the product imports it.
+It needs pytest: `outrider extras install conformance`. Nothing of the product imports it.
 """
 
 import pytest

@@ -33,7 +33,7 @@ from adapters.llama_cpp.native import (
 from adapters.llama_cpp.state import StateFormat, read_format
 from device_profiles.numerical_class import FIXED_WIDTH
 
-INSTALL: Final = "pip install 'outrider[llama]'"
+INSTALL: Final = "outrider extras install llama"
 _TESTED: Final = ("0.1.5",)
 """Versions whose structures and state format are known to be those that this module reads."""
 _FLAGS: Final = INT

@@ -41,7 +41,7 @@ from device_profiles.units import MIB
 _OPSET = 17
 _EXACT_HEAD_DIM = 128
 """Measured (ADR 0008): with larger heads a row's bits depend on how many rows are in the call."""
-INSTALL = "pip install 'outrider[onnx]'"
+INSTALL = "outrider extras install onnx"
 # Weights are read once, and buffers of a forward are not shared among layers.
 _CPU_MEMORY = MemoryCosts(
     fixed_bytes=70 * MIB,

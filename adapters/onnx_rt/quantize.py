@@ -61,7 +61,7 @@ def _quantizer(bits: int) -> Any:
             DefaultWeightOnlyQuantizer,
         )
     except ImportError as error:
-        raise AdapterUnavailable(f"int4 and int8 weights need {error.name}: pip install 'outrider[quantize]'") from None
+        raise AdapterUnavailable(f"int4 and int8 weights need {error.name}: outrider extras install quantize") from None
     finally:  # importing it sets up logging for the whole process
         logging.root.handlers[:], logging.root.level = before
     return DefaultWeightOnlyQuantizer(DefaultWeightOnlyQuantConfig(block_size=GROUP_SIZE, bits=bits))

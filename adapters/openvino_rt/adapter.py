@@ -168,7 +168,7 @@ def _nncf(weights: WeightsFormat) -> str:
     try:
         return f"nncf {version('nncf')}"
     except PackageNotFoundError:
-        raise AdapterUnavailable(f"{weights} weights need NNCF: pip install 'outrider[quantize]'") from None
+        raise AdapterUnavailable(f"{weights} weights need NNCF: outrider extras install quantize") from None
 
 
 def _link_made(made: Path | None, target: Path) -> bool:

@@ -36,7 +36,7 @@ from device_profiles.units import MIB
 if TYPE_CHECKING:
     from adapters.torch_device.model import TorchModel
 
-INSTALL = "pip install 'outrider[torch]'"
+INSTALL = "outrider extras install torch"
 _QUANTISED = (Precision.INT8, Precision.INT4)
 # Bytes of a number in each format.
 _ELEMENT_BYTES = {Precision.FP32: 4.0, Precision.BF16: 2.0, Precision.FP16: 2.0}

@@ -15,7 +15,7 @@ from adapters.decoder.spec import Grouped, Weights
 from adapters.torch_device.failures import quieten
 from adapters.torch_device.weights import Affine, Float8Rows, Quantised, Stored
 
-INSTALL = "pip install 'outrider[torch,quantize]'"
+INSTALL = "outrider extras install torch quantize"
 LEAST_FP8 = (8, 9)
 """The compute capability of CUDA devices from which FP8 weights are offered."""
 _OUTER = ("embedding", "head")

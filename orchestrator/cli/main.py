@@ -29,6 +29,7 @@ _OWN = {
     "drafts": "orchestrator.cli.drafts:app",
     "requests": "orchestrator.cli.requests:requests",
     "cancel": "orchestrator.cli.requests:cancel",
+    "extras": "orchestrator.cli.extras:app",
     "doctor": "orchestrator.cli.doctor:doctor",
     "devices": "orchestrator.cli.devices:devices",
     "build-kernels": "orchestrator.cli.build_kernels:build_kernels",

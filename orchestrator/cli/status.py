@@ -285,7 +285,8 @@ def _host_line(host: dict[str, Any]) -> str:
     named = ((f"{device['adapter']}:{device['device']}", device["memory_bytes"]) for device in host["devices"])
     devices = ", ".join(f"{name} ({human_bytes(size)})" for name, size in named)
     zone = f", zone {host['zone']}" if host["zone"] else ""
-    return f"{host['address']}{zone}, {len(host['cores'])} cores, for {' and '.join(host['roles'])}; {devices}"
+    differs = f"; OTHER VERSIONS, whose bits may differ: {', '.join(host['differs'])}" if host["differs"] else ""
+    return f"{host['address']}{zone}, {len(host['cores'])} cores, for {' and '.join(host['roles'])}; {devices}{differs}"
 
 
 def memory_bound_line(bound: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import typer
 from orchestrator.cli.admin_command import Daemon, daemon_command
 from orchestrator.cli.daemon_socket import Place, StatusError, query_daemon
 
-INSTALL = "pip install 'outrider[top]'"
+INSTALL = "outrider extras install top"
 _SHORTEST_S = 0.2  # as of `status --watch`
 
 

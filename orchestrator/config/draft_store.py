@@ -121,7 +121,7 @@ def _find_problem(store: str) -> str:
         if name not in _PARAMETERS:
             return f"has the parameter '{name}'; it may have {', '.join(sorted(_PARAMETERS))}"
     if find_spec("redis") is None:
-        return "needs the package redis: pip install 'outrider[redis]'"
+        return "needs the package redis: outrider extras install redis"
     numbers = [value for name, value in parse_qsl(parts.query, keep_blank_values=True) if name in ("db", "protocol")]
     numbers += [parts.path.strip("/") or "0"] * (parts.scheme != "unix")
     return "" if all(map(str.isdecimal, numbers)) else f"names no database by its number; write {_FORMS}"

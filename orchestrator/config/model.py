@@ -171,7 +171,7 @@ class ClusterSection(Section):
     later too. `false`: those of `hosts`, and where that is empty the daemon's own."""
     job_server: bool = False
     """`true`: the daemon's own Ray (`runtime: ray` without an address) takes jobs, at 127.0.0.1 and port 8265 or the
-    next free one, for `outrider submit` and `ray job submit`. Needs `pip install 'outrider[jobs]'` and a token in
+    next free one, for `outrider submit` and `ray job submit`. Needs `outrider extras install jobs` and a token in
     `RAY_AUTH_TOKEN`."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
     """Restarts of a worker within ten minutes, at most 15 s apart; then it is started once a minute. Each worker has

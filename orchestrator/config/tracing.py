@@ -17,7 +17,7 @@ _HEADER = re.compile(r"(?P<name>[A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*(?P<value>[\x
 
 
 class TracingSection(Section):
-    """Spans and metrics of OpenTelemetry, sent by OTLP over HTTP. Needs `pip install 'outrider[otel]'`."""
+    """Spans and metrics of OpenTelemetry, sent by OTLP over HTTP. Needs `outrider extras install otel`."""
 
     endpoint: str = ""
     """The receiver's base URL; spans go to `/v1/traces` below it, metrics to `/v1/metrics`. Empty: nothing is made."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from orchestrator.errors import OutriderError
 
-INSTALL = "pip install 'outrider[jobs]'"
+INSTALL = "outrider extras install jobs"
 # ADR 0054: logs are polled. Not tuned.
 LOOK_EVERY_S = 1.0
 AWAY_S = 120.0

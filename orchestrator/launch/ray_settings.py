@@ -36,8 +36,8 @@ _LONGEST_BELOW = "/outrider-ray-12345678/session_2026-01-01_00-00-00_000000_1234
 NAMESPACE = "outrider"
 JOB_LIBRARIES = ("aiohttp", "aiohttp_cors", "opencensus")
 """What Ray's job server imports and Ray alone does not bring. `ray_driver` tries the server itself."""
-WAY_OUT = "pip install 'outrider[ray]', or set cluster.runtime: local"
-JOB_SERVER_WAY_OUT = "pip install 'outrider[jobs]' (that is ray[default]), or leave cluster.job_server out"
+WAY_OUT = "outrider extras install ray, or set cluster.runtime: local"
+JOB_SERVER_WAY_OUT = "outrider extras install jobs (that is ray[default]), or leave cluster.job_server out"
 
 # Of asking a cluster whether it wants a token (ADR 0048). Not tuned.
 _PROBE_TIMEOUT_S = 5.0

@@ -67,7 +67,7 @@ def test_logits_are_those_of_the_formulas(tmp_path: Path, shared_store: Path, na
 @loads_models("onnx_rt", "safetensors", {name: tiny_models.ARCHITECTURES[name] for name, _ in ON_ONNX})
 @pytest.mark.parametrize(("name", "kind"), ON_ONNX)
 def test_onnx_runtime_computes_the_same(tmp_path: Path, shared_store: Path, name: str, kind: str) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: outrider extras install onnx")
     directory = tiny_models.write_model(tmp_path / name, name, kind=kind)
     expected = reference_decoder.logits(open_weights(directory), tokens())
     model = load(directory, shared_store, name="onnx_rt")
@@ -80,7 +80,7 @@ def test_onnx_runtime_computes_the_same(tmp_path: Path, shared_store: Path, name
 
 
 def test_onnx_runtime_refuses_what_it_cannot_compute(tmp_path: Path, shared_store: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: outrider extras install onnx")
     with pytest.raises(ModelRefused, match="soft-capped attention"):
         load(tiny_models.write_model(tmp_path / "gemma2", "gemma2"), shared_store, name="onnx_rt")
 

@@ -44,7 +44,7 @@ def compute(source: Path, weights: Weights, shared_store: Path, adapter: str) ->
 @pytest.mark.parametrize("adapter", ["openvino_rt", "onnx_rt"])
 def test_query_key_and_value_of_different_formats(tmp_path, shared_store, query, key, value, bias, adapter):
     if adapter == "onnx_rt":
-        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
+        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: outrider extras install onnx")
     path = tmp_path / "m.gguf"
     kinds = {"attn_q.weight": query, "attn_k.weight": key, "attn_v.weight": value}
     write(path, Tiny("qwen2" if bias else "llama", bias=bias, layers=2), kinds=kinds)

@@ -27,14 +27,14 @@ class OneMatrix:
 
 
 def quantise_onnx(precision: Precision) -> Any:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'outrider[onnx]'")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: outrider extras install onnx")
     from adapters.onnx_rt.quantize import QuantizedOnnxWeights
 
     return QuantizedOnnxWeights(OneMatrix(), 4 if precision is Precision.INT4 else 8)  # type: ignore[arg-type]
 
 
 def quantise_torch(precision: Precision) -> Any:
-    pytest.importorskip("torchao", reason="torchao is not installed: pip install 'outrider[torch,quantize]'")
+    pytest.importorskip("torchao", reason="torchao is not installed: outrider extras install torch quantize")
     from adapters.torch_device.quantize import QuantizedTorchWeights
 
     return QuantizedTorchWeights(OneMatrix(), precision)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def build_openvino(weights: Weights, directory: Path) -> None:
 
 
 def build_onnx(weights: Weights, directory: Path) -> None:
-    pytest.importorskip("onnx", reason="onnx is not installed: pip install 'outrider[onnx]'")
+    pytest.importorskip("onnx", reason="onnx is not installed: outrider extras install onnx")
     from adapters.onnx_rt.graph import write_graph
 
     write_graph(weights, directory, METER)

@@ -112,7 +112,7 @@ def test_a_job_server_of_our_own_is_refused_without_a_token_and_where_it_changes
         load_config(config)
 
 
-NEEDS_JOB_SERVER = pytest.mark.skipif(not HAS_JOB_SERVER, reason="Ray's job server needs pip install 'outrider[jobs]'")
+NEEDS_JOB_SERVER = pytest.mark.skipif(not HAS_JOB_SERVER, reason="Ray's job server needs outrider extras install jobs")
 
 
 def configure_jobs(directory: Path, script: str = "") -> Path:

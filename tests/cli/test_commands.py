@@ -144,7 +144,7 @@ def test_doctor_takes_another_build_of_onnx_runtime_for_it(tmp_path, monkeypatch
         monkeypatch.setattr(sys, "path", [str(tmp_path)])
         checks = {check.name: check for check in _frameworks()}
         assert checks["onnxruntime"].verdict == found
-        assert checks["ik-llama-cpp-python"].todo == "pip install 'outrider[llama]', or model.adapter: openvino_rt"
+        assert checks["ik-llama-cpp-python"].todo == "outrider extras install llama, or model.adapter: openvino_rt"
         assert checks["onnxruntime"].found == ("not installed" if found == "warn" else "1.31.1 (onnxruntime-gpu)")
         metadata = tmp_path / "onnxruntime_gpu-1.31.1.dist-info" / "METADATA"
         metadata.parent.mkdir(exist_ok=True)

@@ -67,11 +67,11 @@ def meet(adapter: str, weights: str, path: Path) -> str:
 @pytest.mark.parametrize(
     ("adapter", "weights", "command"),
     [
-        ("torch_device", "int8", "pip install 'outrider[torch,quantize]'"),
-        ("torch_device", "int4", "pip install 'outrider[torch,quantize]'"),
-        ("torch_device", "fp8", "pip install 'outrider[torch,quantize]'"),
-        ("openvino_rt", "int8", "pip install 'outrider[quantize]'"),
-        ("openvino_rt", "int4", "pip install 'outrider[quantize]'"),
+        ("torch_device", "int8", "outrider extras install torch quantize"),
+        ("torch_device", "int4", "outrider extras install torch quantize"),
+        ("torch_device", "fp8", "outrider extras install torch quantize"),
+        ("openvino_rt", "int8", "outrider extras install quantize"),
+        ("openvino_rt", "int4", "outrider extras install quantize"),
     ],
 )
 @pytest.mark.usefixtures("bare")

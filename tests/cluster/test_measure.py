@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
@@ -65,3 +66,12 @@ def test_skew_is_named_and_other_runtimes_are_only_told():
     assert "Python 3.12.1" in describe_skew(host_with(python="3.12.1"), own)
     assert describe_skew(host_with(python="3.11.9"), own) == ""
     assert list_differences(host_with(version="2"), own) == ["openvino_rt: openvino 2 there, openvino 1 here"]
+
+
+def test_each_library_that_decides_bits_is_compared_once_where_both_have_it():
+    own = replace(host_with(), libraries={"openvino": "1", "numpy": "2.4.6", "torch": "2.13.0"})
+    near = replace(host_with(version="2"), libraries={"openvino": "2", "numpy": "2.4.6", "onnxruntime": "1"})
+    assert list_differences(near, own) == ["openvino: 2 there, 1 here"]
+    assert list_differences(replace(own, libraries=own.libraries | {"numpy": "2.4.5"}), own) == [
+        "numpy: 2.4.5 there, 2.4.6 here"
+    ]

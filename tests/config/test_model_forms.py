@@ -74,7 +74,7 @@ def test_a_directory_that_reaches_the_runtime_all_the_same_is_refused(directory:
 
 
 def test_what_plans_choose_from_has_the_runtime_for_files_alone(directory: Path) -> None:
-    pytest.importorskip("ik_llama_cpp", reason="it is not installed: pip install 'outrider[llama]'")
+    pytest.importorskip("ik_llama_cpp", reason="it is not installed: outrider extras install llama")
     with pytest.raises(Unsupported, match="tiny is no GGUF file, and llama_cpp reads nothing else"):
         list_work(load_config(write(directory, "model: {source: tiny}\n")), directory, ["llama_cpp"])
     chosen = {}
@@ -88,7 +88,7 @@ def test_what_plans_choose_from_has_the_runtime_for_files_alone(directory: Path)
 def test_a_processor_that_the_library_is_not_built_for_is_refused_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ik_llama_cpp", reason="it is not installed: pip install 'outrider[llama]'")
+    pytest.importorskip("ik_llama_cpp", reason="it is not installed: outrider extras install llama")
     told = tmp_path / "cpuinfo"
     told.write_text("processor : 0\nflags : fpu sse2 avx f16c\n")
     monkeypatch.setattr(cpuinfo, "_CPUINFO", told)

@@ -17,7 +17,7 @@ from orchestrator.protocol.rounds import RoundReport
 from orchestrator.protocol.trace_messages import ResumedStream
 from orchestrator.telemetry import get_logger
 
-INSTALL = "pip install 'outrider[otel]'"
+INSTALL = "outrider extras install otel"
 LIBRARY = "opentelemetry.exporter.otlp.proto.http"
 # Two exports of 3 s each and some; a receiver that is down costs spans alone (ADR 0071).
 _CLOSE_WITHIN_S = 8.0

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from adapters import registry
+from adapters.builds import list_bit_versions
 from adapters.contract import AdapterError, AdapterUnavailable
 from adapters.device_memory import read_device_memory
 from adapters.hardware import hardware, runtime_version
@@ -120,6 +121,7 @@ def describe_host(options: AgentOptions) -> HostInventory:
         python=platform.python_version(),
         cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
         devices=tuple(devices),
+        libraries=list_bit_versions(),
         lacks=lacks,
         failed=tuple(failed),
         devices_measured=tuple(device for device in store.devices() if device.fingerprint in marks),

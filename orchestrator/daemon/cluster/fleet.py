@@ -106,6 +106,7 @@ class Fleet:
     def describe_hosts(self) -> list[dict[str, Any]]:
         """Return the hosts as plain data: what is used of them, and why the rest is left out."""
         views: list[dict[str, Any]] = []
+        own = self._hosts.get(self._own)
         for node, host in self.hosts.items():
             listed = self.describe_listed(node)
             views.append(
@@ -120,11 +121,12 @@ class Fleet:
                     "cores": list(host.cores),
                     "devices": [msgspec.to_builtins(device) for device in host.devices],
                     "failed": host.problems,
+                    "differs": list_differences(host, own) if own is not None else [],
                     "left_out": "",
                 }
             )
         return views + [
-            {"host": address, "name": "", "zone": "", "roles": [], "address": address, "devices": [], "left_out": why}
+            {"host": address, "name": "", "zone": "", "roles": [], "address": address, "devices": [], "differs": [], "left_out": why}
             for address, why in self.left_out.items()
         ]
 
@@ -224,8 +226,10 @@ class Fleet:
         _log.info("host found", host=address, hostname=host.hostname, cores=len(host.cores), devices=devices)
         if own is not None and (why := describe_skew(host, own)):
             _log.warning("host left out", host=address, reason=why)
-        for line in (*host.problems, *(list_differences(host, own) if own is not None else ())):
-            _log.info("host differs", host=address, what=line)
+        for line in host.problems:
+            _log.info("host lacks", host=address, what=line)
+        for line in list_differences(host, own) if own is not None else ():
+            _log.warning("host has another version", host=address, what=line)
         self._changed.set()
 
     def _leave_out(self, address: str, reason: str) -> None:

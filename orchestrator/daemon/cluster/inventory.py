@@ -36,7 +36,7 @@ class MissingProfile:
 @dataclass(frozen=True, slots=True)
 class HostInventory:
     """A host. `address`: of its Ray node. `version`: of Outrider there, `python` of its interpreter. `cores`: those
-    that workers may run on. `lacks`: why a runtime cannot be used there, or does not run the target, by its name;
+    that workers may run on. `libraries`: versions of what decides bits there. `lacks`: why a runtime cannot be used there, or does not run the target, by its name;
     `failed`: why models cannot. `devices_measured` and `models_measured`: its stored profiles; `missing`: what a plan
     would need beside."""
 
@@ -46,6 +46,7 @@ class HostInventory:
     python: str
     cores: tuple[int, ...]
     devices: tuple[FoundDevice, ...]
+    libraries: Mapping[str, str] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
     devices_measured: tuple[MeasuredDevice, ...] = ()
@@ -84,12 +85,18 @@ def describe_skew(host: HostInventory, own: HostInventory) -> str:
 
 
 def list_differences(host: HostInventory, own: HostInventory) -> list[str]:
-    """Return what differs in a host's runtimes from the daemon's own: nothing is wrong, but bits and speed may differ
-    by it."""
-    ours = {device.adapter: device.runtime_version for device in own.devices}
-    theirs = {device.adapter: device.runtime_version for device in host.devices}
+    """Return what differs in a host's libraries and runtimes from the daemon's own: nothing is wrong, but bits and speed
+    may differ by it. A library that only one of them has computes nothing for the other's streams."""
+    ours, theirs = _list_versions(own), _list_versions(host)
     return [
-        f"{adapter}: {version} there, {ours[adapter]} here"
-        for adapter, version in sorted(theirs.items())
-        if adapter in ours and ours[adapter] != version
+        f"{name}: {version} there, {ours[name]} here"
+        for name, version in sorted(theirs.items())
+        if name in ours and ours[name] != version
     ]
+
+
+def _list_versions(host: HostInventory) -> dict[str, str]:
+    """Return the versions of libraries, and those of runtimes that are none of these libraries alone."""
+    runtimes = {device.adapter: device.runtime_version for device in host.devices}
+    known = {f"{name} {version}" for name, version in host.libraries.items()} | set(host.libraries.values())
+    return {**host.libraries, **{name: version for name, version in runtimes.items() if version not in known}}

@@ -14,7 +14,7 @@ from tests.support import tiny_gguf, tiny_models
 
 @pytest.mark.parametrize("source", ["tiny", "tiny.gguf"])
 def test_a_runtime_for_files_alone_runs_no_directory(tmp_path: Path, source: str) -> None:
-    pytest.importorskip("ik_llama_cpp", reason="it is not installed: pip install 'outrider[llama]'")
+    pytest.importorskip("ik_llama_cpp", reason="it is not installed: outrider extras install llama")
     tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16")
     tiny_gguf.write(tmp_path / "tiny.gguf", tiny_gguf.Tiny("llama"))
     path = tmp_path / "c.yaml"
