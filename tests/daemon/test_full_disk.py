@@ -114,6 +114,8 @@ def test_a_store_that_is_full_at_the_first_start_is_told_with_the_way_out(tmp_pa
             told = outrider("health", "--socket", str(daemon.admin)).stdout
             assert "the model 'toy' is starting" in told
             assert "the disk became full" in " ".join(told.split())
+            probe = outrider("health", "--ready", "--socket", str(daemon.admin))
+            assert (probe.returncode, probe.stdout[:32]) == (1, "not ready: the model is starting")
             config.write_text(f"{config.read_text()}limits: {{max_running: 3}}\n")
             daemon.process.send_signal(signal.SIGHUP)
             until(lambda: "when the daemon serves" in daemon.status()["reload"]["last"], WITHIN_S)
@@ -122,6 +124,7 @@ def test_a_store_that_is_full_at_the_first_start_is_told_with_the_way_out(tmp_pa
             until(lambda: "took effect" in daemon.status()["reload"]["last"], WITHIN_S)
             assert daemon.status()["ready"]["slots"] == 3
             assert "is starting" not in outrider("health", "--socket", str(daemon.admin)).stdout
+            assert outrider("health", "--ready", "--socket", str(daemon.admin)).stdout == "ready\n"
 
 
 def test_what_the_journal_cannot_keep_is_told_and_no_more_when_it_can(tmp_path, outrider):

@@ -126,7 +126,16 @@ class Fleet:
                 }
             )
         return views + [
-            {"host": address, "name": "", "zone": "", "roles": [], "address": address, "devices": [], "differs": [], "left_out": why}
+            {
+                "host": address,
+                "name": "",
+                "zone": "",
+                "roles": [],
+                "address": address,
+                "devices": [],
+                "differs": [],
+                "left_out": why,
+            }
             for address, why in self.left_out.items()
         ]
 

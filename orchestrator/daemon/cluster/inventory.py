@@ -36,9 +36,9 @@ class MissingProfile:
 @dataclass(frozen=True, slots=True)
 class HostInventory:
     """A host. `address`: of its Ray node. `version`: of Outrider there, `python` of its interpreter. `cores`: those
-    that workers may run on. `libraries`: versions of what decides bits there. `lacks`: why a runtime cannot be used there, or does not run the target, by its name;
-    `failed`: why models cannot. `devices_measured` and `models_measured`: its stored profiles; `missing`: what a plan
-    would need beside."""
+    that workers may run on. `libraries`: versions of what decides bits there. `lacks`: why a runtime cannot be used
+    there, or does not run the target, by its name; `failed`: why models cannot. `devices_measured` and
+    `models_measured`: its stored profiles; `missing`: what a plan would need beside."""
 
     address: str
     hostname: str
@@ -85,8 +85,8 @@ def describe_skew(host: HostInventory, own: HostInventory) -> str:
 
 
 def list_differences(host: HostInventory, own: HostInventory) -> list[str]:
-    """Return what differs in a host's libraries and runtimes from the daemon's own: nothing is wrong, but bits and speed
-    may differ by it. A library that only one of them has computes nothing for the other's streams."""
+    """Return what differs in a host's libraries and runtimes from the daemon's own: nothing is wrong, but bits and
+    speed may differ by it. A library that only one of them has computes nothing for the other's streams."""
     ours, theirs = _list_versions(own), _list_versions(host)
     return [
         f"{name}: {version} there, {ours[name]} here"
