@@ -260,7 +260,7 @@ def test_a_missing_or_other_version_is_answered_with_the_install_command(monkeyp
     with pytest.raises(AdapterUnavailable, match=r"9\.9 is installed, and this adapter knows 0\.1\.5: pip install"):
         fork.ForkLibrary()
     monkeypatch.setitem(sys.modules, "ik_llama_cpp", None)
-    with pytest.raises(AdapterUnavailable, match=r"not installed .*pip install 'outrider\[llama\]'"):
+    with pytest.raises(AdapterUnavailable, match=r"not installed .*outrider extras install llama"):
         fork.ForkLibrary()
 
 

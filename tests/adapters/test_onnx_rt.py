@@ -125,7 +125,7 @@ def test_a_missing_library_is_answered_with_the_install_command(tmp_path, monkey
     prepare = functools.partial(ADAPTER.prepare, tmp_path / "tiny.gguf", tmp_path / "other", silent)
     load = functools.partial(ADAPTER.load, target, LoadOptions(), silent)
     needing = prepare if missing == "onnx" else load
-    with pytest.raises(AdapterUnavailable, match=r"pip install 'outrider\[onnx\]'"):
+    with pytest.raises(AdapterUnavailable, match=r"outrider extras install onnx"):
         needing()
 
 

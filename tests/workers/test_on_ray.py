@@ -50,7 +50,7 @@ async def test_without_ray_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "ray.py").write_text("raise ImportError('there is no Ray')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     cluster = RayCluster("")
-    with pytest.raises(WorkerError, match=r"pip install 'outrider\[ray\]', or set cluster\.runtime: local"):
+    with pytest.raises(WorkerError, match=r"outrider extras install ray, or set cluster\.runtime: local"):
         await cluster.open()
     with pytest.raises(WorkerStartFailed):
         await cluster.start(engines.spec())
