@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 DECISIONS = sorted((DOCS / "adr").glob("0*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
-ROOMS = ("adapters", "device_profiles", "docs", "orchestrator", "policies", "tests", "tools")
+ROOMS = ("adapters", "device_profiles", "docs", "orchestrator", "packaging", "policies", "tests", "tools")
 PACKAGES = ("adapters.", "device_profiles.", "orchestrator.", "outrider_lab.", "policies.", "tests.", "tools.")
 
 # mkdocs checks docs/

@@ -57,8 +57,8 @@ def list_extras() -> dict[str, list[Requirement]]:
     requires = [Requirement(line) for line in metadata.requires(_OWN) or ()]
     extras: dict[str, list[Requirement]] = {}
     for extra in sorted(metadata.metadata(_OWN).get_all("Provides-Extra") or ()):
-        asked = [need for need in requires if need.marker is not None and need.marker.evaluate({"extra": extra})]
-        mine = [need for need in asked if not need.marker or not need.marker.evaluate({"extra": ""})]
+        named = (need for need in requires if need.marker is not None and not need.marker.evaluate({"extra": ""}))
+        mine = [need for need in named if need.marker is not None and need.marker.evaluate({"extra": extra})]
         if not any(canonicalize_name(need.name) == _OWN for need in mine):
             extras[extra] = mine
     return extras

@@ -72,6 +72,6 @@ def test_each_library_that_decides_bits_is_compared_once_where_both_have_it():
     own = replace(host_with(), libraries={"openvino": "1", "numpy": "2.4.6", "torch": "2.13.0"})
     near = replace(host_with(version="2"), libraries={"openvino": "2", "numpy": "2.4.6", "onnxruntime": "1"})
     assert list_differences(near, own) == ["openvino: 2 there, 1 here"]
-    assert list_differences(replace(own, libraries=own.libraries | {"numpy": "2.4.5"}), own) == [
+    assert list_differences(replace(own, libraries={**own.libraries, "numpy": "2.4.5"}), own) == [
         "numpy: 2.4.5 there, 2.4.6 here"
     ]

@@ -26,7 +26,7 @@ ALL = KEYS | {
 
 def render(values: dict[str, Any]) -> Any:
     pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: pip install helm-python-sdk")
-    script = [sys.executable, Path(__file__).with_name("render_chart.py"), CHART, json.dumps(values)]
+    script = [sys.executable, str(Path(__file__).with_name("render_chart.py")), str(CHART), json.dumps(values)]
     return json.loads(subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 

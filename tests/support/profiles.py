@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from adapters.hardware import runtime_version
 from adapters.model_digests import digest_simulated_model
 from device_profiles.cost import StepCost
 from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel, RoundOverhead, fingerprint
@@ -44,7 +45,7 @@ def store_simulated_profiles(
     for device, ms in row_ms.items():
         kind = "cpu" if cores else "simulated"
         seen = hardware or Hardware(kind, hardware_name.format(device), memory_bytes, physical_cores=cores)
-        runtime = version or f"{adapter.replace('simulated', 'outrider')} 0.1.0"
+        runtime = version or (runtime_version(adapter) if adapter == "simulated" else f"{adapter} 1.0")
         mark = fingerprint(seen, runtime)
         store.save(MeasuredDevice(mark, adapter, device, runtime, seen, 0, measured_at=measured_at))
         store.save(
