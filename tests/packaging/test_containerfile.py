@@ -54,7 +54,7 @@ def test_each_file_that_is_copied_is_in_a_release_or_made_by_a_stage():
 
 def test_all_that_is_installed_is_locked_with_its_hashes():
     installs = [part for _, rest in read_instructions() for part in rest.split("&&") if "pip install" in part]
-    assert len(installs) == 3
+    assert len(installs) == 4
     for command in installs:
         locked = "--require-hashes" in command and re.findall(r"-r /release/(\w+\.txt)", command)
         assert "--no-deps" in command
