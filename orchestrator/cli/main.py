@@ -15,6 +15,7 @@ from orchestrator.errors import OutriderError
 _OWN = {
     "init": "orchestrator.cli.init:init",
     "serve": "orchestrator.cli.serve:serve",
+    "join": "orchestrator.cli.join:join",
     "batch": "orchestrator.cli.batch:batch",
     "reload": "orchestrator.cli.reload:reload",
     "status": "orchestrator.cli.status_command:status",

@@ -87,6 +87,8 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("state", f"{answer['phase']}{degraded}{detail}"), ("API", answer["api"])]
     if away := answer["cluster_away"]:
         rows.append(("RAY AWAY", f"{away} Workers that run go on; none is started."))
+    if cluster := answer["cluster"]:
+        rows.append(("cluster", cluster_line(cluster)))
     if ready:
         rows.append(("model", ready["model"]))
     rows += speed_rows(answer["speed"])
@@ -108,6 +110,12 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("generated", f"{totals['generated']} tokens in {totals['rounds']} rounds"))
     rows.append(("running for", f"{answer['uptime_s']:.0f} s, {totals['restarts']} worker restarts"))
     return rows
+
+
+def cluster_line(cluster: dict[str, Any]) -> str:
+    """Return where the head of a Ray cluster is, and which hosts it knows."""
+    known, lost = ", ".join(cluster["alive"]) or "no host", ", ".join(cluster["lost"])
+    return f"Ray's head at {cluster['address']} knows {known}{f'; LOST {lost}' if lost else ''}"
 
 
 def speed_rows(speed: dict[str, Any] | None) -> list[tuple[str, str]]:

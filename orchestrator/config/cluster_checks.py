@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from orchestrator.config.hosts import check_running_hosts
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Place, SourceFile, format_place, format_value
@@ -40,6 +42,9 @@ def check_cluster(config: ClusterConfig, file: SourceFile) -> None:
     if "://" in cluster.address:
         why = "Ray's client protocol is not supported; write HOST:PORT of its head"
         raise file.refuse(("cluster", "address"), why)
+    if cluster.head and not re.fullmatch(r"\S+:\d+", cluster.address):
+        why = "goes with cluster.address: HOST:PORT of this machine, by which other hosts reach it"
+        raise file.refuse(("cluster", "head"), why)
     if "auth" in cluster.model_fields_set and not cluster.address:
         why = "goes with cluster.address; a Ray of the daemon's own always has a token"
         raise file.refuse(("cluster", "auth"), why)

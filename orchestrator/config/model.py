@@ -161,8 +161,11 @@ class ClusterSection(Section):
     """`local`: a subprocess on this machine. `ray`: an actor, on any host of a Ray cluster. `auto`: `ray` where there
     is an `address`, else `local`."""
     address: str = ""
-    """An existing Ray cluster (`HOST:PORT` or `auto`). Empty, with `runtime: ray`: the daemon starts its own on this
-    machine."""
+    """A Ray cluster, by the address of its head (`HOST:PORT`; `auto`: the one of this machine). Empty, with
+    `runtime: ray`: the daemon starts its own on this machine."""
+    head: bool = False
+    """`true`: the daemon keeps the head itself, at `address`, which is one of this machine's: it starts it, and again
+    whenever it ends. Other hosts come by `outrider join`. Where there is no token, it makes one."""
     auth: Literal["token", "none"] = "token"
     """`token`: a Ray at `address` is joined with its token only (`RAY_AUTH_TOKEN`, or a file that
     `RAY_AUTH_TOKEN_PATH` names). `none`: it has none, and whoever reaches its ports runs code on its hosts."""

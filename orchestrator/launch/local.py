@@ -109,6 +109,7 @@ class LocalCluster:
     runtime = "local"
     own_node = ""
     away = ""
+    members = None
 
     def __init__(self, orphans: OrphanPolicy | None = None) -> None:
         self._policy = orphans

@@ -27,6 +27,7 @@ from adapters.libllama import VARIABLE
 from adapters.parent_process import end_with_parent
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.errors import ClusterAway, WorkerError
+from orchestrator.launch.node_reports import CARD_KEY, write_card
 from orchestrator.launch.process_end import end_process
 from orchestrator.launch.ray_actor import CONCURRENCY_GROUPS, HostActor
 from orchestrator.launch.ray_messages import (
@@ -71,6 +72,7 @@ _EXIT_CODE_TIMEOUT_S = 5.0  # why a worker ended is worth no longer wait. Not tu
 # ADR 0048: a busy host's kernel answers within it.
 _REACH_TIMEOUT_S = 1.0
 _APPEARS_WITHIN_S = 5.0  # a host: the cluster may be a few seconds old. Not tuned.
+_UNEXPECTED = 2  # Ray's NodeDeathInfo.UNEXPECTED_TERMINATION
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes| There are some|$)", re.MULTILINE)
 
 
@@ -100,6 +102,12 @@ class Driver:
             answer = self._ask_head()
             self.head_answers = answer.head and not answer.stale
             self._link.send(answer)
+
+    def leave_card(self) -> None:
+        """Leave this host's versions with the head, for hosts that want to join."""
+        with suppress(self._ray.exceptions.RayError):
+            card = write_card(self._ray.__version__)
+            self._head.internal_kv_put(CARD_KEY, card, True, NAMESPACE.encode(), timeout=_ANSWER_TIMEOUT_S)
 
     def list_nodes(self) -> None:
         try:
@@ -147,12 +155,20 @@ class Driver:
         here = self._ray.NodeID.from_hex(self._node)
         try:
             if self._head.check_alive([here], timeout=_ANSWER_TIMEOUT_S)[0]:
-                return Answered(head=True)
+                return Answered(True, "", *self._list_hosts())
         except self._ray.exceptions.AuthenticationError:
             return Answered(head=True, stale="the head at this address is that of another cluster now")
         except self._ray.exceptions.RayError:
             return Answered(head=False)
         return Answered(head=True, stale="the Ray node of this host has left the cluster")
+
+    def _list_hosts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the addresses of the hosts that are there, and of those that went without a leave. Raises RayError."""
+        nodes = self._head.get_all_node_info(timeout=_ANSWER_TIMEOUT_S).values()
+        alive = {node.node_manager_address for node in nodes if node.state == node.ALIVE}
+        last = {node.node_manager_address: node for node in sorted(nodes, key=lambda node: node.start_time_ms)}
+        lost = {address for address, node in last.items() if node.death_info.reason == _UNEXPECTED} - alive
+        return tuple(sorted(alive)), tuple(sorted(lost))
 
     def _alive(self) -> list[Any]:
         """Not by `ray.nodes`: that waits for the head, and ends this process where another cluster's answers."""
@@ -363,6 +379,7 @@ def main() -> int:
     driver = Driver(ray, link)
     link.send(Joined(job_server, ray.util.get_node_ip_address()))
     threading.Thread(target=driver.answer, name="answer", daemon=True).start()
+    _in_thread("card", driver.leave_card)
     _carry_out_orders(connection, driver)
     driver.leaving.set()
     if driver.head_answers:  # Ray would wait for it, to take leave

@@ -88,6 +88,9 @@ class DriverLink:
         self.retired = asyncio.Event()
         """Set when no worker can be started through it any more, for the reason `why`; its workers may go on."""
         self.why = ""
+        self.alive: tuple[str, ...] = ()
+        self.lost: tuple[str, ...] = ()
+        """The hosts that the head knows, and those that it lost."""
         self.ended = asyncio.Event()
         """Set when the process is gone."""
         self._process = process
@@ -229,12 +232,13 @@ class DriverLink:
             case PassUp(number, frame):
                 if (actor := self._actors.get(number)) is not None:
                     actor.take_frame(frame)
-            case Answered(head, stale):
+            case Answered(head, stale, alive, lost):
                 self._ticks = 0
                 if stale:
                     self.retire(stale)
                 elif head:
                     self._answered_s = self._loop.time()
+                    self.alive, self.lost = alive, lost
             case Ended(number, how, host):
                 if (actor := self._actors.get(number)) is not None:
                     actor.take_end(how, host=host)

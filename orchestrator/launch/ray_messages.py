@@ -71,6 +71,10 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
     stale: str = ""
     """Why this process can start no worker there any more; "" while it can. Another cluster answers at this address, or
     this host's node has left it."""
+    alive: tuple[str, ...] = ()
+    """The addresses of the hosts that it knows."""
+    lost: tuple[str, ...] = ()
+    """Of those that it knew, and that did not take their leave."""
 
 
 class Appeared(msgspec.Struct, frozen=True, tag=True):

@@ -14,13 +14,14 @@ from contextlib import suppress
 import msgspec
 
 from orchestrator.errors import ClusterAway, WorkerError, WorkerLost, WorkerStartFailed
+from orchestrator.launch.own_head import OwnHead
 from orchestrator.launch.process_end import end_process
 from orchestrator.launch.ray_link import AWAY_AFTER_S, DriverLink, join_ray
 from orchestrator.launch.ray_messages import Appeared, EndActor, Join, PassDown
 from orchestrator.launch.ray_settings import SessionDirectory, driver_environment, probe
 from orchestrator.machine.process_memory import KILLED_FOR_MEMORY, MemoryKillWatch
 from orchestrator.protocol.commands import Command, Stop
-from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.contract import ClusterMembers, WorkerSpec
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.frames import decode_events, encode
 from orchestrator.telemetry import get_logger
@@ -81,18 +82,20 @@ class RayCluster:
     """Implements protocol.contract.Cluster. `address` "" starts a Ray of its own on this machine and ends it.
 
     `has_token`: whether the Ray at the address asks for a token; one that does not is joined only where this says so.
-    `jobs`: a Ray of its own takes jobs too.
+    `jobs`: a Ray of its own takes jobs too. `head`: it keeps the head at the address, which is this machine's.
     Open it in a thread that lives as long as it does: the kernel ends the driver process with it.
     """
 
     runtime = "ray"
 
-    def __init__(self, address: str, *, has_token: bool = True, jobs: bool = False) -> None:
+    def __init__(self, address: str, *, has_token: bool = True, jobs: bool = False, head: bool = False) -> None:
         self._address = address
+        self._head = OwnHead(address, needs_token=has_token) if head else None
         self._has_token = has_token
         self._jobs = jobs
         self._link: DriverLink | None = None
         self._older: set[DriverLink] = set()  # whose workers go on
+        self._missed: set[str] = set()  # hosts of heads before this one, which have not come to it
         self._why = "the Ray cluster is not open"
         self._keeping: asyncio.Task[None] | None = None
         self._workers: set[RayWorker] = set()
@@ -101,7 +104,13 @@ class RayCluster:
 
     async def open(self) -> None:
         if self._keeping is None:
-            self._link = await self._join()
+            if self._head is not None:
+                await self._head.open()
+            try:
+                self._link = await self._join()
+            except BaseException:
+                await self._close_head()
+                raise
             self._keeping = asyncio.create_task(self._keep_joined(), name="keep Ray joined")
 
     async def nodes(self) -> list[str]:
@@ -118,6 +127,15 @@ class RayCluster:
         if self._link is None:
             return f"Ray is away: {self._why}"
         return self._describe_silence(self._link) if self._link.silent_s > AWAY_AFTER_S else ""
+
+    @property
+    def members(self) -> ClusterMembers | None:
+        if not self._address:
+            return None
+        link = self._link
+        alive = link.alive if link is not None else ()
+        lost = {*self._missed, *(link.lost if link is not None else ())} - {*alive}
+        return ClusterMembers(self._address, alive, tuple(sorted(lost)))
 
     async def start(self, spec: WorkerSpec) -> RayWorker:
         if self._keeping is None:
@@ -145,6 +163,11 @@ class RayCluster:
         self._link, self._keeping, self._why = None, None, "the Ray cluster is not open"
         if self._leaving:
             await asyncio.wait(self._leaving)
+        await self._close_head()
+
+    async def _close_head(self) -> None:
+        if self._head is not None:
+            await self._head.close()
 
     def _require_link(self, purpose: str) -> DriverLink:
         """Return the link to start workers through. Raises ClusterAway where there is none now."""
@@ -155,7 +178,8 @@ class RayCluster:
 
     def _describe_silence(self, link: DriverLink) -> str:
         where = f" at {self._address}" if self._address else ""
-        return f"Ray's head{where} has not answered for {link.silent_s:.0f} s; is it running (ray start --head)?"
+        way_out = "it is started again" if self._head is not None else "is it running (ray start --head)?"
+        return f"Ray's head{where} has not answered for {link.silent_s:.0f} s; {way_out}"
 
     async def _join(self) -> DriverLink:
         if "://" in self._address:
@@ -190,6 +214,7 @@ class RayCluster:
             if link is None or link.silent_s > AWAY_AFTER_S:
                 await self._wait_until_back()
                 continue
+            self._missed.difference_update(link.alive)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await link.retired.wait()
@@ -234,6 +259,7 @@ class RayCluster:
 
     def _give_up(self, link: DriverLink, why: str) -> None:
         link.retire(why)
+        self._missed |= {*link.alive, *link.lost}
         self._why, self._link = link.why, None
         if not link.ended.is_set():
             self._older.add(link)

@@ -43,6 +43,8 @@ JOB_SERVER_WAY_OUT = "outrider extras install jobs (that is ray[default]), or le
 _PROBE_TIMEOUT_S = 5.0
 _ASKED_WITHIN_S = 1.5  # as above, of one address, for `config check`
 _MOST_PORT = 65_535  # TCP's
+DEFAULT_PORT = 6379
+"""Ray's own, of its head."""
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
 # Of an embedded Ray: its only tenants are our workers, so it is not to ration them. Any number above that of workers
 # does.
@@ -146,24 +148,45 @@ def require_token(address: str, environment: Mapping[str, str]) -> None:
     mode = environment.get("RAY_AUTH_MODE", "token").lower()
     if mode != "token":
         raise WorkerError(f"cannot {what}: RAY_AUTH_MODE={mode} joins without a token; unset RAY_AUTH_MODE, {way_out}")
-    if environment.get("RAY_AUTH_TOKEN", "").strip() or environment.get("RAY_ENABLE_K8S_TOKEN_AUTH", "0") != "0":
-        return
+    if environment.get("RAY_ENABLE_K8S_TOKEN_AUTH", "0") == "0" and not has_token(environment):
+        raise WorkerError(
+            f"cannot {what} without its token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file that "
+            f"has it ({find_token_path(environment)} has none), {way_out}"
+        )
+
+
+def find_token_path(environment: Mapping[str, str]) -> Path:
+    """Return the file in which Ray looks for its token, where no variable has it."""
     named = environment.get("RAY_AUTH_TOKEN_PATH", "")
-    path = Path(named) if named else Path(environment.get("HOME", "~")).expanduser() / ".ray" / "auth_token"
+    return Path(named) if named else Path(environment.get("HOME", "~")).expanduser() / ".ray" / "auth_token"
+
+
+def has_token(environment: Mapping[str, str]) -> bool:
+    """Return whether Ray finds a token."""
+    if environment.get("RAY_AUTH_TOKEN", "").strip():
+        return True
     try:
-        if path.read_text(encoding="utf-8").strip():
-            return
+        return bool(find_token_path(environment).read_text(encoding="utf-8").strip())
     except (OSError, UnicodeDecodeError):
-        pass
-    raise WorkerError(
-        f"cannot {what} without its token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file that "
-        f"has it ({path} has none), {way_out}"
-    )
+        return False
+
+
+def save_token(token: str, environment: Mapping[str, str]) -> Path:
+    """Keep a token where Ray looks for it, for this user alone; returns the file. Raises WorkerError."""
+    path = find_token_path(environment)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(f"{token.strip()}\n")
+    except OSError as error:
+        raise WorkerError(f"the token cannot be kept in {path}: {error.strerror}; set RAY_AUTH_TOKEN_PATH") from error
+    return path
 
 
 async def probe(address: str) -> None:
     """Raise ClusterAway where nothing listens: at once, while Ray tries for 40 s."""
-    place = _split_address(address)
+    place = split_address(address)
     if place is None:
         return
     try:
@@ -185,7 +208,7 @@ def find_head_problem(address: str) -> str:
         address = os.environ.get("RAY_ADDRESS", "") or _read_last_started()
         if not address:
             return "nobody has started Ray on this machine (ray start)"
-    place = _split_address(address)
+    place = split_address(address)
     if place is None:
         return f"{address} is no HOST:PORT"
     problems = [f"{address} does not answer within {_ASKED_WITHIN_S:g} s"]
@@ -212,7 +235,7 @@ def _read_last_started() -> str:
         return ""
 
 
-def _split_address(address: str) -> tuple[str, int] | None:
+def split_address(address: str) -> tuple[str, int] | None:
     host, colon, port = address.rpartition(":")
     good = bool(colon) and port.isdecimal() and int(port) <= _MOST_PORT
     return (host.strip("[]"), int(port)) if good else None

@@ -97,6 +97,15 @@ class Worker(Protocol):
         ...
 
 
+class ClusterMembers(msgspec.Struct, frozen=True):
+    """The hosts of a Ray cluster whose head is at `address`. `alive`: addresses of those that the head knows. `lost`:
+    of those that were there and did not take their leave, since this daemon began."""
+
+    address: str
+    alive: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
 class Cluster(Protocol):
     """Starts workers. One contract suite runs over every implementation."""
 
@@ -123,6 +132,11 @@ class Cluster(Protocol):
     def away(self) -> str:
         """Why no worker can be started now, where that was possible before, and may be again; "" where one can.
         Thread-safe."""
+        ...
+
+    @property
+    def members(self) -> ClusterMembers | None:
+        """The hosts of a cluster that others may join, as its head said last; None of this machine alone."""
         ...
 
     async def start(self, spec: WorkerSpec) -> Worker:

@@ -124,6 +124,7 @@ class FakeCluster:
     runtime: str = "local"
     own_node: str = ""
     away: str = ""
+    members: None = None
     workers: list[FakeWorker] = field(default_factory=list)
 
     async def open(self) -> None:

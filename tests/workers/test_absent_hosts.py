@@ -50,6 +50,7 @@ class Nodes:
     runtime: str = "ray"
     own_node: str = OWN
     away: str = ""
+    members: None = None
 
     async def open(self) -> None:
         pass

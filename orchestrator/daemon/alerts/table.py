@@ -139,11 +139,12 @@ ALERTS = (
         300.0,
         "warning",
         "What runs is not what cluster.yaml says: a drafter failed, an operator's override holds, memory was too "
-        "small, a standby with other bits serves, or Ray's head is away. The label `what` says which.",
+        "small, a standby with other bits serves, Ray's head is away, or a host of its cluster is lost. The label "
+        "`what` says which.",
         "lost requests: all of these still answer. While Ray's head is away no lost worker is replaced.",
         "`outrider status` says what failed and why.",
-        "Mend the part, or take the override back with `outrider speculation reset`. Start Ray's head again with "
-        "`ray start --head`.",
+        "Mend the part, or take the override back with `outrider speculation reset`. With `cluster.head: true` the "
+        "head is started again; else do so with `ray start --head`. A lost host comes back by `outrider join` there.",
     ),
     Alert(
         "OutriderReplicaFailed",

@@ -25,9 +25,9 @@ def build_cluster(config: ClusterConfig, state: Path | None = None) -> Cluster:
     if config.cluster.on_ray:
         from orchestrator.launch.ray_runtime import RayCluster
 
-        return RayCluster(
-            config.cluster.address, has_token=config.cluster.auth == "token", jobs=config.cluster.job_server
-        )
+        cluster = config.cluster
+        has_token = cluster.auth == "token"
+        return RayCluster(cluster.address, has_token=has_token, jobs=cluster.job_server, head=cluster.head)
     wait_s = config.cluster.orphan_wait_s
     if state is None or not wait_s:
         return local_cluster()

@@ -8,7 +8,7 @@ from weakref import WeakSet
 import msgspec
 
 from orchestrator.daemon.cluster.group import start_group
-from orchestrator.protocol.contract import AdoptingCluster, Cluster, Worker, WorkerSpec
+from orchestrator.protocol.contract import AdoptingCluster, Cluster, ClusterMembers, Worker, WorkerSpec
 
 # What a worker may take to end its rounds when the daemon closes. Not tuned.
 _CLOSE_GRACE_S = 5.0
@@ -62,6 +62,10 @@ class ClusterShare:
     @property
     def away(self) -> str:
         return self._cluster.away
+
+    @property
+    def members(self) -> ClusterMembers | None:
+        return self._cluster.members
 
     async def open(self) -> None:
         await self._shared.enter(self)

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from device_profiles.device_load import DeviceLoad
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.contract import ClusterMembers
 from orchestrator.protocol.draft_messages import DrafterState, DraftLoad, DraftReady
 from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Delta, Gauges
@@ -116,8 +117,9 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class HealthView:
-    """A device, a host, a link or a worker that is not healthy. `state`: of
-    policies.serving.failover.health; `why`: the last failure; nothing is started there for `wait_s`."""
+    """A device, a host, a link, a worker or a cluster that is not healthy. `state`: of
+    policies.serving.failover.health or control.replicas.shortfall; `why`: the last failure; nothing is started there
+    for `wait_s`."""
 
     kind: str
     name: str
@@ -318,7 +320,8 @@ class StateView:
     of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
     does not follow load. `draft_store`: None where answers stay in the worker's memory; `recent_outputs`:
     None until an answer to a user tag is there. `quarantined`: requests that are refused for having ended workers.
-    `cluster_away`: why no worker can be started, while a cluster does not answer; "" where one can. `unmet`: what was
+    `cluster_away`: why no worker can be started, while a cluster does not answer; "" where one can.
+    `cluster_members`: the hosts of a cluster that others may join. `unmet`: what was
     configured and none of the `replicas` is there for. `residency`: None where the model is loaded at the start and
     stays.
     """
@@ -350,6 +353,7 @@ class StateView:
     recent_outputs: RecentOutputsView | None = None
     quarantined: int = 0
     cluster_away: str = ""
+    cluster_members: ClusterMembers | None = None
     unmet: tuple[UnmetWish, ...] = ()
     residency: ResidencyView | None = None
 

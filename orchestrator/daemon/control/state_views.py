@@ -18,7 +18,7 @@ from orchestrator.daemon.control.port import (
     UnmetWish,
 )
 from orchestrator.daemon.control.replicas.replicas import Replica, unlike_all
-from orchestrator.daemon.control.replicas.shortfall import judge_workers
+from orchestrator.daemon.control.replicas.shortfall import judge_cluster, judge_workers
 from orchestrator.daemon.control.state import DRAINING, FAILED, READY, STARTING, add_totals, whole
 from orchestrator.daemon.control.step import State
 from orchestrator.daemon.control.streams.admission import describe_held
@@ -80,7 +80,9 @@ class StateViews:
                 *(phase, self.preparing, "", self._cluster.runtime, None, None),
                 uptime_s=uptime_s,
                 devices=state.loads.view(now_s),
+                health=tuple(judge_cluster(self._cluster.away, self._cluster.members)),
                 cluster_away=self._cluster.away,
+                cluster_members=self._cluster.members,
                 residency=state.residency.view_residency(self.count_unread()),
             )
         replicas = [self._view_replica(replica, now_s) for replica in serving]
@@ -98,6 +100,7 @@ class StateViews:
         idle = [self._view_replica(replica, now_s) for replica in state.standbys.list_idle()]
         drafts = state.drafts.views()
         out = judge_workers([*replicas, *idle], drafts, state.standbys.list_refused())
+        out += judge_cluster(self._cluster.away, self._cluster.members)
         shown = replace(
             view,
             totals=add_totals([state.replicas.gone, view.totals]),
@@ -118,6 +121,7 @@ class StateViews:
             recent_outputs=self.recent_outputs_view() if self.recent_outputs_view is not None else None,
             quarantined=len(state.blame.list_quarantined(now_s)),
             cluster_away=self._cluster.away,
+            cluster_members=self._cluster.members,
             unmet=tuple(self.list_unmet()),
             residency=state.residency.view_residency(self.count_unread()),
         )

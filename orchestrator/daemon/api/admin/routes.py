@@ -139,6 +139,7 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "recent_outputs": dataclasses.asdict(view.recent_outputs) if view.recent_outputs is not None else None,
         "serving": {"planned": len(list_wanted(view)), "missing": list_shortfall(view)},
         "cluster_away": view.cluster_away,
+        "cluster": msgspec.to_builtins(view.cluster_members),
         "residency": dataclasses.asdict(view.residency) if view.residency is not None else None,
         "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
         "speculation": speculation.describe_overrides(view, trial),

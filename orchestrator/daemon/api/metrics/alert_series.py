@@ -18,7 +18,7 @@ _KNOWN_TOKENS = 200
 """Drafted tokens from which on it is told. ADR 0070. As LEAST_DRAFTED."""
 _NEW_SHARE = 0.1
 """The weight of a plain round in the running mean of its number of sequences. ADR 0070. Not tuned."""
-_WHAT = ("drafter", "override", "memory", "standby", "cluster")
+_WHAT = ("drafter", "override", "memory", "standby", "cluster", "host")
 
 
 @dataclass(slots=True)
@@ -102,6 +102,7 @@ class AlertSeries:
             ),
             "standby": any(replica.unlike for replica in view.replicas),
             "cluster": bool(view.cluster_away),
+            "host": view.cluster_members is not None and bool(view.cluster_members.lost),
         }
         for what in _WHAT:
             self._differs.labels(model, "0", what).set(differs[what])

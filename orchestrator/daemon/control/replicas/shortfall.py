@@ -11,10 +11,16 @@ from typing import Final
 
 from orchestrator.daemon.control.port import DraftView, HealthView, MissingReplica, ReplicaView, StateView
 from orchestrator.daemon.control.state import FAILED, READY, UNLOADED
+from orchestrator.protocol.contract import ClusterMembers
 from policies.serving.failover.health import Health
 
 _STARTS_IN_VAIN = 2
 """So many workers in a row that never served are no accident. Not tuned."""
+
+AWAY: Final = "away"
+LOST: Final = "lost"
+"""States of a cluster, and of a host of it."""
+_LOST_WHY: Final = "it left Ray's cluster without a word; `outrider join` there brings it back"
 
 OUT_REASONS: Final = {
     "failed": "is failed",
@@ -89,6 +95,13 @@ def judge_workers(
         HealthView("worker", name, FAILED if phase == FAILED else Health.OPEN.value, why, 0.0)
         for name, phase, why in out
     ]
+
+
+def judge_cluster(away: str, members: ClusterMembers | None) -> list[HealthView]:
+    """Return a cluster whose head is `away`, and the hosts that it lost, as parts that are not healthy."""
+    head = [HealthView("cluster", members.address if members is not None else "ray", AWAY, away, 0.0)] if away else []
+    lost = members.lost if members is not None else ()
+    return head + [HealthView("host", address, LOST, _LOST_WHY, 0.0) for address in lost]
 
 
 def _name_draft(draft: DraftView, drafts: Sequence[DraftView]) -> str:

@@ -117,6 +117,7 @@ class ToldCluster:
 
     runtime = "local"
     own_node = away = ""
+    members = None
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str]] = []
