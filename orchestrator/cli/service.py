@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 from orchestrator.cli.options import print_json
 
 if TYPE_CHECKING:
-    from orchestrator.daemon.systemd.files import ServiceFile
+    from orchestrator.daemon.systemd.files import ServiceChoices
     from orchestrator.daemon.systemd.install import Step
 
 app = typer.Typer(help="Make Outrider a systemd service: unit, sockets, user, directories, first cluster.yaml.")
@@ -24,6 +25,10 @@ _Model = Annotated[str, typer.Option("--model", help="model.source of a first cl
 _Commands = Annotated[
     Path | None, typer.Option("--commands", help="Where the service has `outrider`, in an image; else this one's.")
 ]
+_Join = Annotated[
+    str, typer.Option("--join", metavar="FRONT[:PORT]", help="Be a host of that cluster, in place of a daemon here.")
+]
+_Token = Annotated[Path | None, typer.Option("--token-file", help="With --join: a file with the cluster's token.")]
 _Systemd = Annotated[int | None, typer.Option("--systemd", help="The image's systemd version; else it is looked up.")]
 
 
@@ -33,24 +38,28 @@ def install(
     model: _Model = "",
     gpu: _Gpu = False,
     commands: _Commands = None,
+    join: _Join = "",
+    token_file: _Token = None,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Start it, too.")] = True,
     systemd: _Systemd = None,
     yes: _Yes = False,
     as_json: _Json = False,
 ) -> None:
     """Write the files, make the user and directories, enable the units and start them. A cluster.yaml that is there
-    stays as it is; a unit that differs is replaced after a question."""
+    stays as it is; a unit that differs is replaced after a question. With --join it is `outrider join` that runs."""
+    from orchestrator.daemon.systemd.files import list_files
     from orchestrator.daemon.systemd.install import enable_units, install_files
 
     root = root.absolute()
-    wanted = _choose_files(root, model, gpu, commands, systemd)
+    choices = _choose(root, model, gpu, commands, join, token_file)
+    wanted = list_files(root, choices, systemd=systemd)
     standings = [(file, file.compare(root)) for file in wanted]
     _confirm(
         [f"{'replace' if how == 'differs' else 'write'} {file.path}" for file, how in standings if how in _CHANGES]
-        + ["make the user outrider, enable outrider.socket and outrider.service" + (", start them" if start else "")],
+        + [f"make the user outrider, enable {' and '.join(choices.units)}" + (", start them" if start else "")],
         yes=yes,
     )
-    _tell([*install_files(root, wanted), *enable_units(root, start=start)], as_json=as_json)
+    _tell([*install_files(root, wanted), *enable_units(root, choices.units, start=start)], as_json=as_json)
 
 
 @app.command()
@@ -67,8 +76,8 @@ def uninstall(
     from orchestrator.daemon.systemd.install import remove_service
 
     root = root.absolute()
-    what = ["stop and disable outrider.socket and outrider.service"]
-    what += [f"remove {path}" for path in list_written(root)]
+    written = list_written(root)
+    what = ["stop and disable its units", *(f"remove {path}" for path in written)]
     what += ["remove /etc/outrider, /var/lib/outrider and /var/cache/outrider with all that is in them"] * purge
     _confirm(what, yes=yes)
     _tell(remove_service(root, purge=purge), as_json=as_json)
@@ -80,12 +89,18 @@ def show(
     model: _Model = "",
     gpu: _Gpu = False,
     commands: _Commands = None,
+    join: _Join = "",
+    token_file: _Token = None,
     systemd: _Systemd = None,
     as_json: _Json = False,
 ) -> None:
     """Print each file that `install` would write, and how it compares with what is there. Changes nothing."""
+    from orchestrator.daemon.systemd.files import TOKEN, list_files
+
     root = root.absolute()
-    standings = [(file, file.compare(root)) for file in _choose_files(root, model, gpu, commands, systemd)]
+    choices = _choose(root, model, gpu, commands, join, token_file)
+    standings = [(file, file.compare(root)) for file in list_files(root, choices, systemd=systemd)]
+    standings = [(replace(file, text="(the token)\n") if file.path == TOKEN else file, how) for file, how in standings]
     if as_json:
         shown = [{"path": str(file.path), "standing": how, "text": file.text} for file, how in standings]
         print_json({"files": shown})
@@ -98,12 +113,33 @@ def show(
 _CHANGES = ("new", "differs")
 
 
-def _choose_files(root: Path, model: str, gpu: bool, commands: Path | None, systemd: int | None) -> list[ServiceFile]:
-    from orchestrator.daemon.systemd.files import DEFAULT_MODEL, ServiceChoices, list_files, list_written
+def _choose(
+    root: Path, model: str, gpu: bool, commands: Path | None, front: str, token_file: Path | None
+) -> ServiceChoices:
+    from orchestrator.daemon.systemd.files import DEFAULT_MODEL, ServiceChoices, list_written
 
+    token = _read_token(root, token_file) if front else ""
     had = any(path.name == "gpu.conf" for path in list_written(root))  # a later install takes nothing away
     place = commands or Path(sys.executable).absolute().parent
-    return list_files(root, ServiceChoices(place, model or DEFAULT_MODEL, gpu or had), systemd=systemd)
+    return ServiceChoices(place, model or DEFAULT_MODEL, gpu or had, front, token)
+
+
+def _read_token(root: Path, token_file: Path | None) -> str:
+    """Return the token of the cluster that is to be joined; "" where an earlier install has it. Raises
+    ServiceError."""
+    from orchestrator.daemon.systemd.files import TOKEN, ServiceError, below
+
+    if token_file is None and below(root, TOKEN).is_file():
+        return ""
+    if token_file is None:
+        raise ServiceError("--join needs the cluster's token: --token-file FILE, with ~/.ray/auth_token of the front")
+    try:
+        token = token_file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServiceError(f"--token-file {token_file}: cannot be read: {error}") from error
+    if not token:
+        raise ServiceError(f"--token-file {token_file}: it is empty")
+    return token
 
 
 def _confirm(changes: list[str], *, yes: bool) -> None:

