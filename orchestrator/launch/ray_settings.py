@@ -109,6 +109,7 @@ def driver_environment(
     """
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # of a node that ends: what it ran goes on elsewhere at once
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # leave CUDA_VISIBLE_DEVICES to adapters
         # Ray prints a page to stdout for each actor that dies; `ray_driver.reason` makes the line for our log.
         "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
