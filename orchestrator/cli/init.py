@@ -51,6 +51,14 @@ Servers = Annotated[
 ServerKey = Annotated[
     Path | None, typer.Option("--server-key-file", help="A file with the key that these servers want.")
 ]
+Front = Annotated[
+    str,
+    typer.Option(
+        "--front",
+        metavar="ADDRESS",
+        help="Be the front of a cluster: this machine's address, by which other hosts `outrider join` it.",
+    ),
+]
 TakesAll = Annotated[bool, typer.Option("--yes", help="Take what is proposed, and ask nothing.")]
 Overwrites = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 
@@ -68,6 +76,7 @@ def init(
     hosts: Hosts = "",
     places: Servers = None,
     server_key_file: ServerKey = None,
+    front: Front = "",
     yes: TakesAll = False,
     overwrite: Overwrites = False,
     as_json: AsJson = False,
@@ -79,6 +88,7 @@ def init(
     where there are any, else by estimates. With --hosts it asks the hosts of a Ray cluster for their devices, and looks
     at the same ports there. With --servers it looks at machines on which nothing of Outrider is installed: a server
     that has the target's file becomes a replica, and a llama-server with a small model of its vocabulary drafts.
+    With --front the daemon keeps a cluster here, which other hosts may join.
 
     On a terminal it asks what to take. Elsewhere --yes takes what is proposed. With --json the proposal is printed, and
     the file is written with --yes alone.
@@ -87,14 +97,18 @@ def init(
         raise typer.BadParameter(f"this would write {output}; say --yes to have it done, or --json to see it")
     if output.exists() and not overwrite and yes:
         raise ConfigError(f"{output} is there already: name another --output, or say --overwrite")
+    if front and hosts:
+        raise typer.BadParameter("--hosts names a cluster that is there, and --front makes one: give one of them")
     asks = not yes and not as_json
     path = output.absolute()
     named = [*(member or []), *filter(None, [instead_of])]
     devices, candidates, servers = _look(models or [], path, named, places or [], server_key_file)
     if not as_json:
         _print_all(devices, candidates, servers)
-    choice = _choose(candidates, servers, model, member or [], instead_of, path, asks=asks)
-    choice = replace(choice, cluster=hosts)
+    from orchestrator.config.hosts import add_head_port
+
+    chosen = _choose(candidates, servers, model, member or [], instead_of, path, asks=asks)
+    choice = replace(chosen, cluster=add_head_port(front) if front else hosts, is_front=bool(front))
     text = _write_checked(choice, devices, path)
     cluster, theirs = _look_at_hosts(text, path, candidates) if hosts else ([], [])
     if cluster and not as_json:
@@ -396,4 +410,8 @@ def _summarise(
 def _print_next(output: Path, choice: Choice) -> None:
     stop = [f"stop {choice.instead_of.title} at {choice.instead_of.url}"] if choice.instead_of is not None else []
     steps = [f"outrider config check {output}", *stop, f"outrider serve --config {output}"]
+    if choice.is_front:
+        steps.append(
+            f"outrider join {choice.cluster} on each other host, with the token in ~/.ray/auth_token of this one"
+        )
     print_lines("next:", *(f"  {step}" for step in steps), wraps=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,11 +36,12 @@ def join(front: Front, token_file: TokenFile = None, address: OwnAddress = "") -
     """
     import asyncio
 
+    from orchestrator.config.hosts import add_head_port
     from orchestrator.launch.node_keeper import NodeKeeper
-    from orchestrator.launch.ray_settings import DEFAULT_PORT, driver_environment, split_address
+    from orchestrator.launch.ray_settings import driver_environment
     from orchestrator.machine.core_dumps import limit_core_dumps
 
-    place = front if split_address(front) is not None else f"{front}:{DEFAULT_PORT}"
+    place = add_head_port(front)
     environment = driver_environment(place, has_token=True, environment=_add_token(token_file))
     limit_core_dumps()
     keeper = NodeKeeper(place, environment, _tell_states(place), own_address=address)
@@ -85,7 +87,7 @@ def _tell_states(place: str) -> Callable[[NodeState], None]:
         }[state.phase]
         if line != last[0]:
             last[0] = line
-            print(f"outrider join: {line}", flush=True)
+            print(f"{time.strftime('%H:%M:%S')} outrider join: {line}", flush=True)
         if state.phase == "joined":
             notifier.ready(line)
         else:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from orchestrator.config.section import Price, Section, Size
 from orchestrator.config.source_text import Place, SourceFile
 
+HEAD_PORT: Final = 6379
+"""Of Ray's head, where none is named: Ray's own."""
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 RoleName = Literal["target", "draft"]
+
+
+def add_head_port(address: str) -> str:
+    """Return HOST:PORT of a head, of which HOST alone may be given. An IPv6 address stands in brackets."""
+    host, colon, port = address.rpartition(":")
+    return address if host and colon and port.isdecimal() else f"{address}:{HEAD_PORT}"
 
 
 class HostDevice(Section):

@@ -190,7 +190,7 @@ class Driver:
             time.sleep(_ANSWER_EVERY_S)
         if ip not in nodes:
             hosts = ", ".join(sorted(nodes)) or "none"
-            raise ClusterAway(f"host {ip} is not in the Ray cluster now, which has {hosts}; start Ray on it")
+            raise ClusterAway(f"host {ip} is not in the Ray cluster now, which has {hosts}; run `outrider join` on it")
         try:
             socket.create_connection((ip, nodes[ip]), _REACH_TIMEOUT_S).close()
         except ConnectionRefusedError:

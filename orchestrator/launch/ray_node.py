@@ -96,13 +96,23 @@ def _connect(address: str) -> Any:
     return importlib.import_module("ray._raylet").GcsClient(address=address)
 
 
+def _has_head_node(client: Any) -> bool:
+    """Return whether the head's own node is there: without it `ray start` fails, after seconds."""
+    nodes = client.get_all_node_info(timeout=_ANSWER_TIMEOUT_S).values()
+    return any(node.is_head_node and node.state == node.ALIVE for node in nodes)
+
+
 def check_head(address: str) -> str:
-    """Return why this host must not join the head at an address, "" where it may. Raises what Ray does where the head
-    does not answer."""
+    """Return why this host must not join the head at an address, "" where it may. Waits for a head that has just begun
+    to listen. Raises what Ray does where it does not answer."""
     import ray
 
     try:
-        written = _connect(address).internal_kv_get(CARD_KEY, NAMESPACE.encode(), timeout=_ANSWER_TIMEOUT_S)
+        client = _connect(address)
+        deadline_s = time.monotonic() + _LISTED_WITHIN_S
+        while not _has_head_node(client) and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_EVERY_S)
+        written = client.internal_kv_get(CARD_KEY, NAMESPACE.encode(), timeout=_ANSWER_TIMEOUT_S)
     except ray.exceptions.AuthenticationError:
         return "the token is not that of the front: it stands in ~/.ray/auth_token there, or in its RAY_AUTH_TOKEN"
     return describe_skew(written, ray.__version__) if written else ""

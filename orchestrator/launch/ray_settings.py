@@ -43,8 +43,6 @@ JOB_SERVER_WAY_OUT = "outrider extras install jobs (that is ray[default]), or le
 _PROBE_TIMEOUT_S = 5.0
 _ASKED_WITHIN_S = 1.5  # as above, of one address, for `config check`
 _MOST_PORT = 65_535  # TCP's
-DEFAULT_PORT = 6379
-"""Ray's own, of its head."""
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
 # Of an embedded Ray: its only tenants are our workers, so it is not to ration them. Any number above that of workers
 # does.
@@ -225,6 +223,20 @@ def find_head_problem(address: str) -> str:
     asking.start()
     asking.join(_ASKED_WITHIN_S)
     return problems[-1]
+
+
+def find_bind_problem(address: str) -> str:
+    """Return why nothing of this machine can be at an address, "" where something can."""
+    place = split_address(address)
+    if place is None:
+        return f"{address} is no HOST:PORT"
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(place[0], 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as own:
+            own.bind(target)
+    except OSError as error:
+        return f"{place[0]} is no address of this machine: {error.strerror or error}"
+    return ""
 
 
 def _read_last_started() -> str:

@@ -21,7 +21,8 @@ _WIDTH: Final = 118  # of a comment, with its sign. Not tuned.
 class Choice:
     """What is to be served. `draft`: None for none; `members`: servers that serve the target's files already.
     `instead_of`: the server whose port is taken, None for none. `cluster`: the address of the Ray cluster whose hosts
-    are to serve, "" for this machine alone. `draft_server`: who drafts in place of `draft`, None for nobody."""
+    are to serve, "" for this machine alone. `draft_server`: who drafts in place of `draft`, None for nobody.
+    `is_front`: this machine keeps it."""
 
     target: Candidate
     draft: Candidate | None = None
@@ -29,6 +30,7 @@ class Choice:
     instead_of: LocalServer | None = None
     cluster: str = ""
     draft_server: LocalServer | None = None
+    is_front: bool = False
 
 
 def write_text(choice: Choice, host: str, written_on: str) -> str:
@@ -49,7 +51,10 @@ def write_text(choice: Choice, host: str, written_on: str) -> str:
     if choice.instead_of is not None:
         why = f"The port of {choice.instead_of.title}, which is to be stopped first: clients stay as they are."
         parts.append(_comment(why) + _dump({"api": {"port": choice.instead_of.port}}))
-    if choice.cluster:
+    if choice.is_front:
+        why = f"Hosts come to it by `outrider join {choice.cluster}` (docs/two-hosts.md)."
+        parts.append(_comment(why) + _dump({"cluster": {"address": choice.cluster, "head": True}}))
+    elif choice.cluster:
         why = "Workers run on the hosts of this Ray cluster, too. RAY_AUTH_TOKEN has its token (docs/two-hosts.md)."
         parts.append(_comment(why) + _dump({"cluster": {"address": choice.cluster}}))
     return "\n".join(parts)
@@ -67,6 +72,9 @@ def _write_model(choice: Choice) -> str:
         titles = ", ".join(f"{server.title} at {server.url}" for server, _ in choice.members)
         lines.append(f"Replicas: a worker of Outrider, and {titles}, which has the same files.")
     elif model.get("adapter") == AUTO:
+        if choice.is_front:
+            model["replicas"] = AUTO
+            lines.append("Replicas: as many as are worth it, on the hosts that are there.")
         lines.append("`auto`: the plan chooses runtime and device, and measures the others while nobody asks.")
     if target.runtime in CONVERTING_ADAPTERS:
         lines.append(f"The first start converts it, into the store: about {human_bytes(target.weights_bytes)}.")

@@ -37,6 +37,7 @@ from orchestrator.launch.ray_settings import (
     JOB_LIBRARIES,
     JOB_SERVER_WAY_OUT,
     WAY_OUT,
+    find_bind_problem,
     find_head_problem,
     require_token,
 )
@@ -96,7 +97,8 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
         raise ConfigError("\n".join(dict.fromkeys(missing)))
     warnings = [_refuse(path, lines, place, text) for place, text in _list_ray_problems(config)]
     if config.cluster.on_ray and config.cluster.address and not warnings:
-        checked.append(f"Ray at {config.cluster.address} answers")
+        does = "can be kept here" if config.cluster.head else "answers"
+        checked.append(f"Ray at {config.cluster.address} {does}")
     return Readiness(list(dict.fromkeys(checked)), warnings)
 
 
@@ -123,6 +125,10 @@ def _list_ray_problems(config: ClusterConfig) -> Iterator[tuple[Place, str]]:
     if not cluster.on_ray:
         return
     key = "address" if cluster.address else "job_server"
+    if cluster.head:
+        if why := find_bind_problem(cluster.address):
+            yield ("cluster", "address"), f"{why}; with cluster.head it is one of this machine's addresses"
+        return
     if cluster.auth == "token" and (cluster.address or cluster.job_server):
         try:
             require_token(cluster.address, os.environ)
