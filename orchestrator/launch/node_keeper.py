@@ -179,9 +179,12 @@ async def _collect(printed: asyncio.StreamReader, lines: deque[str]) -> None:
 
 
 def _find_reason(lines: deque[str]) -> str:
-    """Return the line that says why Ray's node ended: its last error, else its last line."""
-    errors = [line for line in lines if "Error" in line or "error" in line]
-    return [*lines, *errors][-1] if lines else "it said nothing"
+    """Return the line that says why Ray's node ended: which process of it did, else its last error, else its last
+    line."""
+    plain = [line.rpartition(" -- ")[2].strip() for line in lines]
+    processes = [line for line in plain if "exit code" in line]
+    errors = [line for line in plain if "Error" in line]
+    return [*plain, *errors, *processes][-1] if plain else "it said nothing"
 
 
 async def _end_session(process: asyncio.subprocess.Process) -> None:
