@@ -90,6 +90,7 @@ def examine(path: Path | None = None) -> list[Check]:
         _judge("default model", (version := _find_version(model)) or "not installed", bool(version), todo),
         *_rooms(),
         *configuration,
+        *_cluster(loaded),
         *_machine(store),
         _store(loaded, None if any(check.verdict == "fail" for check in configuration) else path),
         *_journal(loaded, path),
@@ -132,6 +133,25 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
         *(Check("store", "warn", note, "before outrider serve") for note in list_disk_notes(loaded, path, lines)),
         *(Check("chat template", "warn", fault, todo) for fault in faults),
     ]
+
+
+def _cluster(config: ClusterConfig) -> list[Check]:
+    """What a daemon that runs says of the hosts of its Ray cluster."""
+    from orchestrator.cli.daemon_socket import StatusError, query_daemon
+    from orchestrator.config.load import admin_socket_path
+
+    if not config.cluster.address:
+        return []
+    try:
+        status = query_daemon(admin_socket_path(config, config.api.port))
+    except StatusError:
+        return []
+    if away := status["cluster_away"]:
+        return [Check("Ray's head", "fail", away, "outrider alerts, and the daemon's log")]
+    cluster = status["cluster"]
+    lost = ", ".join(cluster["lost"])
+    shown = ", ".join(cluster["alive"]) + f"; lost: {lost}" * bool(lost)
+    return [_judge("hosts of the cluster", shown, not lost, "outrider join, or its service, on those that are lost")]
 
 
 def _kernels() -> list[Check]:

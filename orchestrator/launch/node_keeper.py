@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import sys
@@ -28,6 +29,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _LOOK_EVERY_S = 1.0  # whether another process is the head yet. Not tuned.
 _END_GRACE_S = 5.0  # Ray's own end of a node's processes, which takes a second or two. Not tuned.
 _LAST_LINES = 20  # of what `ray start` printed, among which the reason is looked for. Not tuned.
+
+_PROCESS_END = re.compile(r"END (\w+)\.\w+ tail \(exit code\(s\)=(.+)\)")
 
 NodePhase = Literal["waiting", "starting", "joined"]
 
@@ -182,7 +185,7 @@ def _find_reason(lines: deque[str]) -> str:
     """Return the line that says why Ray's node ended: which process of it did, else its last error, else its last
     line."""
     plain = [line.rpartition(" -- ")[2].strip() for line in lines]
-    processes = [line for line in plain if "exit code" in line]
+    processes = [f"its {ended[1]} ended with code {ended[2]}" for ended in map(_PROCESS_END.search, plain) if ended]
     errors = [line for line in plain if "Error" in line]
     return [*plain, *errors, *processes][-1] if plain else "it said nothing"
 
