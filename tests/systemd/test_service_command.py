@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ from orchestrator.daemon.systemd.install import enable_units, install_files, rem
 from tests.support.daemon import outrider_process
 
 COMMANDS = ServiceChoices(Path("/opt/outrider/bin"), model='hf:A/B "quoted"')
+JOINS = dataclasses.replace(COMMANDS, front="10.0.0.1", token="a secret")
 WRITTEN = {
     "etc/systemd/system/outrider.service",
     "etc/systemd/system/outrider.socket",
@@ -96,16 +98,41 @@ def test_the_version_of_systemd_is_that_of_the_image(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("systemctl") is None, reason="needs systemctl")
-def test_an_image_has_its_units_enabled(tmp_path):
-    install_files(tmp_path, list_files(tmp_path, COMMANDS, systemd=252))
-    enable_units(tmp_path, start=True)
-    wants = tmp_path / "etc/systemd/system/multi-user.target.wants/outrider.service"
-    sockets = tmp_path / "etc/systemd/system/sockets.target.wants/outrider.socket"
-    assert wants.is_symlink()
-    assert sockets.is_symlink()
+@pytest.mark.parametrize(
+    ("choices", "links"),
+    [
+        (COMMANDS, ["multi-user.target.wants/outrider.service", "sockets.target.wants/outrider.socket"]),
+        (JOINS, ["multi-user.target.wants/outrider-join.service", "sleep.target.wants/outrider-join-sleep.service"]),
+    ],
+)
+def test_an_image_has_its_units_enabled(tmp_path, choices, links):
+    install_files(tmp_path, list_files(tmp_path, choices, systemd=252))
+    enable_units(tmp_path, choices.units, start=True)
+    wants = [tmp_path / "etc/systemd/system" / link for link in links]
+    assert all(link.is_symlink() for link in wants)
     remove_service(tmp_path, purge=True)
-    assert not wants.is_symlink()
-    assert not sockets.is_symlink()
+    assert not any(link.is_symlink() for link in wants)
+
+
+def test_a_host_that_joins_keeps_its_token_for_itself(tmp_path):
+    root = ("--root", str(tmp_path / "image"), "--systemd", "252", "--commands", "/opt/outrider/bin")
+    refused = outrider_process("service", "show", *root, "--join", "10.0.0.1")
+    assert refused.returncode == 1
+    assert "--token-file FILE" in refused.stderr
+    (tmp_path / "token").write_text("a secret\n")
+    named = ("--join", "10.0.0.1", "--token-file", str(tmp_path / "token"))
+    shown = json.loads(outrider_process("service", "show", *root, *named, "--json").stdout)["files"]
+    texts = {file["path"]: file["text"] for file in shown}
+    assert "a secret" not in str(texts)
+    line = "/opt/outrider/bin/outrider join 10.0.0.1 --token-file /etc/outrider/ray_token"
+    assert line in texts["/etc/systemd/system/outrider-join.service"]
+    assert "/etc/systemd/system/outrider.service" not in texts
+    install_files(tmp_path, list_files(tmp_path, JOINS, systemd=252))
+    token = tmp_path / "etc/outrider/ray_token"
+    assert token.read_text() == "a secret\n"
+    assert token.stat().st_mode & 0o777 == 0o640
+    install_files(tmp_path, list_files(tmp_path, dataclasses.replace(JOINS, token=""), systemd=252))
+    assert token.read_text() == "a secret\n", "a later install needs it no more"
 
 
 def test_the_command_asks_shows_and_says_what_it_did(tmp_path):

@@ -48,25 +48,27 @@ def test_an_older_systemd_gets_a_type_that_it_knows():
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_rates_the_unit_as_hardened_and_finds_no_mistake_in_it(tmp_path):
-    for name in ("outrider.service", "outrider.socket"):
-        wanted = list_files(Path("/nowhere"), ServiceChoices(Path("/usr/bin")), systemd=252)
-        text = next(file.text for file in wanted if file.path.name == name)
-        (tmp_path / name).write_text(text.replace("/usr/bin/outrider serve", "/usr/bin/env serve"))
+@pytest.mark.parametrize("front", ["", "10.0.0.1"])
+def test_systemd_rates_the_unit_as_hardened_and_finds_no_mistake_in_it(tmp_path, front):
+    choices = ServiceChoices(Path("/usr/bin"), front=front, token="a secret")
+    texts = {file.path.name: file.text for file in list_files(Path("/nowhere"), choices, systemd=252)}
+    for name in choices.units:
+        (tmp_path / name).write_text(texts[name].replace("/usr/bin/outrider ", "/usr/bin/env "))
+    unit = "outrider-join.service" if front else "outrider.service"
     told = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=20", "outrider.service"],
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=20", unit],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
     )
-    rated = re.search(r"exposure level for outrider.service: ([0-9.]+)", told.stdout)
+    rated = re.search(rf"exposure level for {re.escape(unit)}: ([0-9.]+)", told.stdout)
     assert rated is not None, told
     assert float(rated[1]) <= 2.0
     assert told.returncode == 0
     checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(tmp_path / "outrider.service")],
+        ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / name) for name in choices.units)],
         capture_output=True,
         text=True,
         check=False,
