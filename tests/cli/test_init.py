@@ -82,6 +82,17 @@ def test_target_and_draft_are_chosen_by_size_and_vocabulary(outrider: Any, home:
 
 
 @NO_FORK
+def test_a_front_is_written_with_the_port_that_others_join(outrider: Any, home: Path) -> None:
+    write_model(home / "models" / "m.gguf", 2)
+    answer = propose(outrider, "--models", home / "models", "--front", "127.0.0.1")
+    cluster = load_text(answer["cluster_yaml"], home / "cluster.yaml").cluster
+    assert (cluster.address, cluster.head) == ("127.0.0.1:6379", True)
+    assert "outrider join 127.0.0.1:6379" in answer["cluster_yaml"]
+    refused = outrider("init", "--json", "--front", "127.0.0.1", "--hosts", "auto")
+    assert "give one of them" in refused.stderr
+
+
+@NO_FORK
 def test_models_of_other_programs_are_served_from_where_they_lie(outrider: Any, home: Path) -> None:
     content = write_model(home / "made.gguf", 2).read_bytes()
     blob = write_ollama_model(home / ".ollama" / "models", "tiny:1b", content)

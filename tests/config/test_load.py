@@ -231,6 +231,7 @@ def test_a_source_and_an_adapter_that_do_not_go_together(tmp_path):
         ("  replicas:\n    - {}\n    - cores: [4095]\n", "6: model.replicas[1].cores: this machine has no core 4095"),
         ("  replicas: 2\ndevices: {cores: [0]}\n", "5: devices.cores: are one worker's; give each replica its own"),
         ("  replicas: [{host: 10.0.0.3}]\ncluster: {runtime: local}\n", "4: model.replicas[0].host: goes with"),
+        ("cluster: {address: auto, head: true}\n", "4: cluster.head: goes with cluster.address: HOST:PORT of this"),
         (
             "drafts:\n  - {method: model, source: 'simulated:toy', adapter: simulated,\n     cores: [0]}\n",
             "6: drafts[0].cores: ",

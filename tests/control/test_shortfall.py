@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import msgspec
@@ -33,7 +34,7 @@ from orchestrator.launch.local import LocalCluster
 from orchestrator.launch.local_worker import LocalWorker
 from orchestrator.planning.basis import list_left_out_as_unlike
 from orchestrator.planning.proposal import build_proposal
-from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.contract import ClusterMembers, WorkerSpec
 from policies.serving.failover.standby import FailoverRules, Readiness
 from tests.control.test_controller import PROMPT, at_once, decode
 from tests.control.test_plan_keeper import Clock, Making, Workers, first_plan, name_workers
@@ -153,8 +154,8 @@ async def test_what_a_plan_leaves_out_as_unlike_is_told_though_no_replica_is_the
         assert count_out(view)["unlike"] == 1
 
 
-async def test_while_the_head_of_a_cluster_is_away_status_and_metrics_say_so_and_requests_are_served() -> None:
-    cluster = LocalCluster()
+async def test_a_head_that_is_away_and_a_host_that_is_lost_are_told_and_requests_are_served() -> None:
+    cluster: Any = LocalCluster()
     control = TargetControl(cluster, [name_worker("good")], LIMITS, SystemClock(), at_once)
     await control.start()
     try:
@@ -162,13 +163,19 @@ async def test_while_the_head_of_a_cluster_is_away_status_and_metrics_say_so_and
         app = create_admin_app([AdminTarget(control)], "http://127.0.0.1:8000/v1", "1")
         metrics = Metrics(control, SystemClock())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
-            for why in ("", "Ray's head has not answered for 9 s; is it running (ray start --head)?", ""):
+            away = "Ray's head has not answered for 9 s; is it running (ray start --head)?"
+            for why, lost in (("", ()), (away, ()), ("", ("10.0.0.2",)), ("", ())):
                 cluster.away = why
+                cluster.members = ClusterMembers("10.0.0.1:6379", ("10.0.0.1",), lost)
                 rows = dict(list_rows((await client.get("/admin/status")).json()))
                 assert ("RAY AWAY" in rows) is bool(why)
                 assert why in rows.get("RAY AWAY", "")
                 assert f'what="cluster"}} {float(bool(why))}' in metrics.render().decode()
-                assert await decode(control, f"a{why}", PROMPT, 5) == engines.tokens(PROMPT, 5)
+                assert f'what="host"}} {float(bool(lost))}' in metrics.render().decode()
+                assert ("LOST 10.0.0.2" in rows["cluster"]) is bool(lost)
+                parts = (await client.get("/admin/health")).json()["parts"]
+                assert [part["state"] for part in parts] == ["away"] * bool(why) + ["lost"] * len(lost)
+                assert await decode(control, f"a{why}{lost}", PROMPT, 5) == engines.tokens(PROMPT, 5)
     finally:
         await control.close()
 

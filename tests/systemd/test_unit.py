@@ -50,7 +50,7 @@ def test_an_older_systemd_gets_a_type_that_it_knows():
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("front", ["", "10.0.0.1"])
 def test_systemd_rates_the_unit_as_hardened_and_finds_no_mistake_in_it(tmp_path, front):
-    choices = ServiceChoices(Path("/usr/bin"), front=front, token="a secret")
+    choices = ServiceChoices(Path("/usr/bin"), front=front, token="a secret")  # noqa: S106 -- no cluster has it
     texts = {file.path.name: file.text for file in list_files(Path("/nowhere"), choices, systemd=252)}
     for name in choices.units:
         (tmp_path / name).write_text(texts[name].replace("/usr/bin/outrider ", "/usr/bin/env "))
