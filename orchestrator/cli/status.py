@@ -87,7 +87,7 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("state", f"{answer['phase']}{degraded}{detail}"), ("API", answer["api"])]
     if away := answer["cluster_away"]:
         rows.append(("RAY AWAY", f"{away} Workers that run go on; none is started."))
-    if cluster := answer["cluster"]:
+    if (cluster := answer["cluster"]) and cluster["alive"]:
         rows.append(("cluster", cluster_line(cluster)))
     if ready:
         rows.append(("model", ready["model"]))
@@ -114,7 +114,7 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 def cluster_line(cluster: dict[str, Any]) -> str:
     """Return where the head of a Ray cluster is, and which hosts it knows."""
-    known, lost = ", ".join(cluster["alive"]) or "no host", ", ".join(cluster["lost"])
+    known, lost = ", ".join(cluster["alive"]), ", ".join(cluster["lost"])
     return f"Ray's head at {cluster['address']} knows {known}{f'; LOST {lost}' if lost else ''}"
 
 

@@ -95,6 +95,7 @@ class RayCluster:
         self._jobs = jobs
         self._link: DriverLink | None = None
         self._older: set[DriverLink] = set()  # whose workers go on
+        self._seen: set[str] = set()
         self._missed: set[str] = set()  # hosts of heads before this one, which have not come to it
         self._why = "the Ray cluster is not open"
         self._keeping: asyncio.Task[None] | None = None
@@ -133,9 +134,9 @@ class RayCluster:
         if not self._address:
             return None
         link = self._link
-        alive = link.alive if link is not None else ()
-        lost = {*self._missed, *(link.lost if link is not None else ())} - {*alive}
-        return ClusterMembers(self._address, alive, tuple(sorted(lost)))
+        if link is None or not link.alive:
+            return ClusterMembers(self._address)
+        return ClusterMembers(self._address, link.alive, tuple(sorted(self._find_lost(link))))
 
     async def start(self, spec: WorkerSpec) -> RayWorker:
         if self._keeping is None:
@@ -214,6 +215,7 @@ class RayCluster:
             if link is None or link.silent_s > AWAY_AFTER_S:
                 await self._wait_until_back()
                 continue
+            self._seen.update(link.alive)
             self._missed.difference_update(link.alive)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
@@ -259,10 +261,14 @@ class RayCluster:
 
     def _give_up(self, link: DriverLink, why: str) -> None:
         link.retire(why)
-        self._missed |= {*link.alive, *link.lost}
+        self._missed = self._find_lost(link) | {*link.alive}
         self._why, self._link = link.why, None
         if not link.ended.is_set():
             self._older.add(link)
+
+    def _find_lost(self, link: DriverLink) -> set[str]:
+        """Return the hosts that were there since this daemon began, and went without a leave."""
+        return (self._missed | (self._seen & {*link.lost})) - {*link.alive}
 
     def _watch(self, worker: RayWorker) -> None:
         """See that the worker is lost when its host is cut off."""
