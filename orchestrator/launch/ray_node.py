@@ -22,8 +22,9 @@ from adapters.parent_process import end_with_parent
 from orchestrator.launch.node_reports import CARD_KEY, NodeReport, describe_skew, encode_report
 from orchestrator.launch.ray_settings import NAMESPACE, WAY_OUT
 
-# ADR 0146: as often as the driver asks the head, and as long as it waits.
+# ADR 0146: as often as the driver asks the head.
 _LOOK_EVERY_S = 1.0
+# ADR 0146: as long as the driver waits.
 _ANSWER_TIMEOUT_S = 2.0
 # ADR 0146: what this host ran is lost to the daemon after 4 s, and Ray's connections may stand still for a minute more.
 _CUT_OFF_S = 10.0

@@ -98,8 +98,8 @@ class Worker(Protocol):
 
 
 class ClusterMembers(msgspec.Struct, frozen=True):
-    """The hosts of a Ray cluster whose head is at `address`. `alive`: addresses of those that the head knows; none while
-    it is away. `lost`: of those that were there since this daemon began, and went without a leave."""
+    """The hosts of a Ray cluster whose head is at `address`. `alive`: addresses of those that the head knows; none
+    while it is away. `lost`: of those that were there since this daemon began, and went without a leave."""
 
     address: str
     alive: tuple[str, ...] = ()
