@@ -50,13 +50,13 @@ def join(front: Front, token_file: TokenFile = None, address: OwnAddress = "") -
 
 def _add_token(token_file: Path | None) -> dict[str, str]:
     """Return this process's environment with where the token is. One that was asked for is kept for the next time."""
-    from orchestrator.launch.ray_settings import has_token, save_token
+    from orchestrator.launch.ray_settings import read_token, save_token
 
     environment = dict(os.environ)
     if token_file is not None:
         environment.pop("RAY_AUTH_TOKEN", None)
         environment["RAY_AUTH_TOKEN_PATH"] = str(token_file.absolute())
-    elif not has_token(environment) and sys.stdin.isatty():
+    elif not read_token(environment) and sys.stdin.isatty():
         token = typer.prompt("The cluster's token (~/.ray/auth_token of the front)", hide_input=True, err=True)
         typer.echo(f"kept in {save_token(token, environment)}", err=True)
     return environment

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -22,7 +23,8 @@ import psutil
 
 from orchestrator.errors import ClusterAway, WorkerError
 from orchestrator.launch.node_reports import NodeReport, decode_report
-from orchestrator.launch.ray_settings import SessionDirectory, probe, split_address
+from orchestrator.launch.ray_settings import SessionDirectory, probe, read_token, split_address
+from orchestrator.launch.ray_tls import check_encryption, write_certificates
 
 # ADR 0146. Not tuned: a node that comes back within 30 s may wait for a third of them.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
@@ -45,8 +47,9 @@ class NodeState:
     own_address: str = ""
 
 
-def find_own_address(address: str) -> str:
-    """Return the address of this host's end of the way to HOST:PORT. Raises ClusterAway where there is no way."""
+def find_way(address: str) -> tuple[str, str]:
+    """Return IP:PORT of HOST:PORT, and the address of this host's end of the way there. Raises ClusterAway where there
+    is none."""
     place = split_address(address)
     if place is None:
         raise ClusterAway(f"{address} is no HOST:PORT")
@@ -54,9 +57,10 @@ def find_own_address(address: str) -> str:
         family, kind, _, _, target = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as way:
             way.connect(target)  # which sends nothing
-            return str(way.getsockname()[0])
+            head, own = str(target[0]), str(way.getsockname()[0])
     except OSError as error:
         raise ClusterAway(f"there is no way to {address}: {error.strerror or error}") from error
+    return f"[{head}]:{place[1]}" if ":" in head else f"{head}:{place[1]}", own
 
 
 class NodeKeeper:
@@ -101,11 +105,13 @@ class NodeKeeper:
             await self._wait_until_free()
         else:
             await probe(self._address)
-        own_address = self._own_address or await asyncio.to_thread(find_own_address, self._address)
+        head, own_address = await asyncio.to_thread(find_way, self._address)
+        own_address = self._own_address or own_address
         self._observe(NodeState("starting", own_address=own_address))
         directory = await asyncio.to_thread(SessionDirectory)
         try:
-            process, reports, printed = await self._spawn(own_address, str(directory.path))
+            environment = await self._encrypt(directory.path, head, own_address)
+            process, reports, printed = await self._spawn(head, own_address, str(directory.path), environment)
             lines: deque[str] = deque(maxlen=_LAST_LINES)
             following = asyncio.create_task(_collect(printed, lines), name="output of the Ray node")
             try:
@@ -122,6 +128,18 @@ class NodeKeeper:
         if report.state == "refused":
             raise WorkerError(f"cannot join {self._address}: {report.why}")
         return report.why
+
+    async def _encrypt(self, directory: Path, head: str, own_address: str) -> Mapping[str, str]:
+        """Return the node's environment with its certificates, which a head of others takes. A cluster without a token
+        has none. Raises WorkerError and ClusterAway."""
+        if self._environment.get("RAY_AUTH_MODE") != "token":
+            return self._environment
+        token = read_token(self._environment)
+        variables = await asyncio.to_thread(write_certificates, directory, token, [own_address])
+        place = split_address(head)
+        if not self._is_head and place is not None:
+            await check_encryption(*place, variables)
+        return self._environment | variables
 
     async def _wait_until_free(self) -> None:
         """Wait as long as another process is the head: a daemon's while a command looks at the cluster."""
@@ -145,20 +163,20 @@ class NodeKeeper:
         return None
 
     async def _spawn(
-        self, own_address: str, directory: str
+        self, head: str, own_address: str, directory: str, environment: Mapping[str, str]
     ) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamReader]:
         """Return the node's process, its reports, and what it prints."""
         reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "orchestrator.launch.ray_node", "--fd", str(writing)),
-                *("--address", self._address, "--own-address", own_address, "--directory", directory),
+                *("--address", head, "--own-address", own_address, "--directory", directory),
                 *(["--head"] if self._is_head else []),
                 pass_fds=(writing,),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=self._environment,
+                env=environment,
                 start_new_session=True,  # Ctrl-C on the terminal reaches the keeper alone
             )
         except OSError as error:

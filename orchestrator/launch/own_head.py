@@ -8,7 +8,8 @@ import secrets
 
 from orchestrator.errors import WorkerError
 from orchestrator.launch.node_keeper import NodeKeeper, NodeState
-from orchestrator.launch.ray_settings import driver_environment, has_token, save_token, split_address
+from orchestrator.launch.ray_settings import SessionDirectory, driver_environment, read_token, save_token, split_address
+from orchestrator.launch.ray_tls import write_certificates
 from orchestrator.telemetry import get_logger
 
 # Of the first start: 5 s on two cores, and a busy machine takes its time. Not tuned.
@@ -33,16 +34,23 @@ class OwnHead:
         self._keeping: asyncio.Task[None] | None = None
         self._joined = asyncio.Event()
         self._why = ""
+        self._directory: SessionDirectory | None = None
+        self.variables: dict[str, str] = {}
+        """By which the driver process finds its certificates."""
 
     async def open(self) -> None:
         """Start it, and wait until it answers. Raises WorkerError. Idempotent."""
         if self._keeping is not None:
             return
-        if self._needs_token and not has_token(os.environ):
+        if self._needs_token and not read_token(os.environ):
             _log.info("ray token made", path=str(save_token(secrets.token_hex(32), os.environ)))
         environment = driver_environment(self._address, has_token=self._needs_token, environment=os.environ)
         place = split_address(self._address)
         assert place is not None  # noqa: S101 -- config.cluster_checks
+        if self._needs_token:
+            self._directory = await asyncio.to_thread(SessionDirectory)
+            token = read_token(os.environ)
+            self.variables = write_certificates(self._directory.path, token, [place[0]])
         keeper = NodeKeeper(
             self._address, _HEALTH_CHECKS | environment, self._observe, own_address=place[0], is_head=True
         )
@@ -61,6 +69,9 @@ class OwnHead:
         if keeping is not None:
             keeping.cancel()
             await asyncio.wait([keeping])
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            await asyncio.to_thread(directory.remove)
 
     async def _fail(self) -> None:
         keeping = self._keeping

@@ -188,6 +188,8 @@ class RayCluster:
         environment = driver_environment(
             self._address, has_token=self._has_token, environment=os.environ, jobs=self._jobs
         )
+        if self._head is not None:
+            environment |= self._head.variables
         await probe(self._address)
         directory = None if self._address else await asyncio.to_thread(SessionDirectory)
         try:

@@ -147,7 +147,7 @@ def require_token(address: str, environment: Mapping[str, str]) -> None:
     mode = environment.get("RAY_AUTH_MODE", "token").lower()
     if mode != "token":
         raise WorkerError(f"cannot {what}: RAY_AUTH_MODE={mode} joins without a token; unset RAY_AUTH_MODE, {way_out}")
-    if environment.get("RAY_ENABLE_K8S_TOKEN_AUTH", "0") == "0" and not has_token(environment):
+    if environment.get("RAY_ENABLE_K8S_TOKEN_AUTH", "0") == "0" and not read_token(environment):
         raise WorkerError(
             f"cannot {what} without its token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file that "
             f"has it ({find_token_path(environment)} has none), {way_out}"
@@ -160,14 +160,14 @@ def find_token_path(environment: Mapping[str, str]) -> Path:
     return Path(named) if named else Path(environment.get("HOME", "~")).expanduser() / ".ray" / "auth_token"
 
 
-def has_token(environment: Mapping[str, str]) -> bool:
-    """Return whether Ray finds a token."""
-    if environment.get("RAY_AUTH_TOKEN", "").strip():
-        return True
+def read_token(environment: Mapping[str, str]) -> str:
+    """Return the token that Ray finds; "" where it finds none."""
+    if token := environment.get("RAY_AUTH_TOKEN", "").strip():
+        return token
     try:
-        return bool(find_token_path(environment).read_text(encoding="utf-8").strip())
+        return find_token_path(environment).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
-        return False
+        return ""
 
 
 def save_token(token: str, environment: Mapping[str, str]) -> Path:
