@@ -135,7 +135,9 @@ class NodeKeeper:
         if self._environment.get("RAY_AUTH_MODE") != "token":
             return self._environment
         token = read_token(self._environment)
-        variables = await asyncio.to_thread(write_certificates, directory, token, [own_address])
+        named = split_address(self._address)
+        hosts = [own_address, named[0]] if self._is_head and named is not None else [own_address]
+        variables = await asyncio.to_thread(write_certificates, directory, token, hosts)
         place = split_address(head)
         if not self._is_head and place is not None:
             await check_encryption(*place, variables)
@@ -181,7 +183,7 @@ class NodeKeeper:
             )
         except OSError as error:
             os.close(reading)
-            raise WorkerError(f"Ray's node cannot be started: {error}") from error
+            raise ClusterAway(f"Ray's node cannot be started: {error}") from error
         finally:
             os.close(writing)
         reports = asyncio.StreamReader()

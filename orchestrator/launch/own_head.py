@@ -51,9 +51,7 @@ class OwnHead:
             self._directory = await asyncio.to_thread(SessionDirectory)
             token = read_token(os.environ)
             self.variables = write_certificates(self._directory.path, token, [place[0]])
-        keeper = NodeKeeper(
-            self._address, _HEALTH_CHECKS | environment, self._observe, own_address=place[0], is_head=True
-        )
+        keeper = NodeKeeper(self._address, _HEALTH_CHECKS | environment, self._observe, is_head=True)
         self._keeping = asyncio.create_task(keeper.keep(), name="keep Ray's head")
         joined = asyncio.create_task(self._joined.wait(), name="wait for Ray's head")
         try:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.errors import ClusterAway, WorkerError
 
 if TYPE_CHECKING:  # some 50 ms, for hosts of a cluster alone
+    from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
 _PURPOSE: Final = b"outrider: authority of a Ray cluster"
 _AUTHORITY: Final = "outrider cluster"
 _NODE: Final = "outrider host"
-_LOCAL: Final = ("127.0.0.1", "::1")
+_LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 _BEGINS: Final = datetime(2000, 1, 1, tzinfo=UTC)  # hosts need no common clock: the next start has another one
 _ENDS: Final = datetime(9999, 12, 31, tzinfo=UTC)
 MIN_TOKEN_CHARACTERS: Final = 32
@@ -33,9 +34,9 @@ MIN_TOKEN_CHARACTERS: Final = 32
 _HANDSHAKE_S: Final = 5.0
 
 
-def write_certificates(directory: Path, token: str, addresses: Iterable[str]) -> dict[str, str]:
-    """Write what a node at these addresses shows and takes into a directory of this user's, and return the variables by
-    which Ray finds it. Raises WorkerError where the token is too short to be kept from guesses."""
+def write_certificates(directory: Path, token: str, hosts: Iterable[str]) -> dict[str, str]:
+    """Write what a node at these addresses or names shows, and takes, into a directory of this user's. Returns the
+    variables by which Ray finds it. Raises WorkerError where the token is too short to be kept from guesses."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -54,10 +55,8 @@ def write_certificates(directory: Path, token: str, addresses: Iterable[str]) ->
     authority = draft(_AUTHORITY, issuer.public_key()).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
-    named = [x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys((*addresses, *_LOCAL))]
-    node = draft(_NODE, key.public_key()).add_extension(
-        x509.SubjectAlternativeName([*named, x509.DNSName("localhost")]), critical=False
-    )
+    named = [_name_host(host) for host in dict.fromkeys((*hosts, *_LOCAL))]
+    node = draft(_NODE, key.public_key()).add_extension(x509.SubjectAlternativeName(named), critical=False)
     encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     texts = {
         "RAY_TLS_CA_CERT": authority.sign(issuer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
@@ -98,6 +97,15 @@ async def check_encryption(host: str, port: int, variables: dict[str, str]) -> N
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
+
+
+def _name_host(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _derive_key(token: str) -> ec.EllipticCurvePrivateKey:
