@@ -44,6 +44,8 @@ class Hosts:
     def cable(self, state: str) -> None:
         """Plug the cable between them in ("up") or out ("down")."""
         run_ip("-n", self.far, "link", "set", "eth0", state)
+        if state == "up":  # the kernel took the way out with the link, and a host's network service would bring it back
+            run_ip("-n", self.far, "route", "replace", "default", "dev", "eth0")
 
     def on_near(self, function: Callable[[], _T]) -> _T:
         """Run a function as on the near host, in a thread of its own."""
