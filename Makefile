@@ -126,14 +126,14 @@ audit: $(RELEASE)
 	$(BIN)/pip-audit --requirement locks/run.txt --requirement locks/ray.txt --requirement locks/torch.txt --disable-pip
 
 # dist: the wheels of the product and the laboratory, the locks, a bill of materials for each, the documentation site, the
-# chart, and the sums of all. Images are built where podman, buildah or docker is; IMAGES=
+# chart, what the compose file needs, and the sums of all. Images are built where podman, buildah or docker is; IMAGES=
 # leaves them out. They stay with their builder.
 IMAGES ?= cpu cuda
 TAR := tar --dereference --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -czf
 release: $(RELEASE) docs
 	rm -rf dist && $(BIN)/python -m build --wheel --outdir dist
 	$(BIN)/python -m build --wheel --outdir dist $(LAB)
-	cp locks/run.txt locks/ray.txt locks/torch.txt locks/model.txt dist
+	cp locks/run.txt locks/ray.txt locks/torch.txt locks/model.txt packaging/compose.yaml packaging/cluster.yaml dist
 	for lock in run ray torch; do $(BIN)/cyclonedx-py requirements locks/$$lock.txt --pyproject pyproject.toml \
 	  --output-reproducible -o dist/outrider-$$lock.cdx.json || exit 1; done
 	$(TAR) dist/outrider-chart.tgz -C packaging/helm outrider
