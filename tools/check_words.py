@@ -55,7 +55,7 @@ LOOSE_SHARE = 0.05
 _LIMITS = """
 bindings: asked 9 begun 13 found 12 one 1 said 5 there 1 told 15
 bindings beside: asked 182 begun 27 found 579 one 1230 said 91 there 23 told 277
-words: arm 2 arms 7 lane 9 lanes 7 paid_rows 1
+words: arm 2 arms 7 lane 6 lanes 7 paid_rows 1
 words beside: arm 29 arms 12 door 59 doors 4 lane 7 lanes 4 paid_rows 1
 methods: advance 11 attach 16 begin 28 choose 12 classes 14 count 10 describe 17 devices 10 discard 14 end 36
 methods: extend 22 find 13 forget 13 fork 11 forward 22 generate 11 heal 12 hold 11 inject 16 keep 10 observe 11 of 19

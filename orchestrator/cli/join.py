@@ -66,7 +66,7 @@ async def _keep(keeper: NodeKeeper) -> None:
     """Keep the node until SIGTERM or Ctrl-C."""
     import asyncio
 
-    keeping = asyncio.create_task(keeper.keep(), name="keep the Ray node")
+    keeping = asyncio.create_task(keeper.keep_node(), name="keep the Ray node")
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, keeping.cancel)
     with suppress(asyncio.CancelledError):

@@ -83,7 +83,7 @@ class NodeKeeper:
         self._is_head = is_head
         self._has_joined = False
 
-    async def keep(self) -> None:
+    async def keep_node(self) -> None:
         """Have a node until cancelled; then it is ended in order. Raises WorkerError where this host can never be a
         node of that cluster as it is. Run it in a thread that lives as long: the kernel ends the node with it."""
         pause_s = _FIRST_PAUSE_S

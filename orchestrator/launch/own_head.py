@@ -52,7 +52,7 @@ class OwnHead:
             token = read_token(os.environ)
             self.variables = write_certificates(self._directory.path, token, [place[0]])
         keeper = NodeKeeper(self._address, _HEALTH_CHECKS | environment, self._observe, is_head=True)
-        self._keeping = asyncio.create_task(keeper.keep(), name="keep Ray's head")
+        self._keeping = asyncio.create_task(keeper.keep_node(), name="keep Ray's head")
         joined = asyncio.create_task(self._joined.wait(), name="wait for Ray's head")
         try:
             await asyncio.wait([self._keeping, joined], timeout=_START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)

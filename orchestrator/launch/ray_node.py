@@ -53,7 +53,7 @@ class HeadWatch:
         self._mark = mark
         self._client: Any = None
 
-    def ask(self) -> bool | None:
+    def find_node(self) -> bool | None:
         """Return whether the head lists the node as alive; None where it does not answer. A client that got no answer
         is not used again: its connection may stand still long after the way is free."""
         try:
@@ -70,7 +70,7 @@ def watch(head: HeadWatch, reporter: Reporter) -> None:
     began_s, silent_since_s, is_listed = time.monotonic(), None, False
     while True:
         time.sleep(_LOOK_EVERY_S)
-        now_s, answer = time.monotonic(), head.ask()
+        now_s, answer = time.monotonic(), head.find_node()
         if answer is None:
             silent_since_s = now_s if silent_since_s is None else silent_since_s
             continue
