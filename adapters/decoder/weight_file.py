@@ -195,7 +195,7 @@ def _seal(part: Part, digest: blake2b) -> Part:
 def _read_journal(path: Path, identity: object) -> Iterator[Part]:
     """Yield the parts of which a journal tells, where it is of this source; what is behind a line that was not written
     to its end is not believed."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         lines = path.read_text(encoding="utf-8").splitlines()
         if not lines or json.loads(lines[0]) != identity:
             return
