@@ -239,7 +239,8 @@ def _load_prepared(
     question, plan, last = None, predict(wanted) if predict else None, None
     if plan is not None:
         question = _question(options, ready, wanted)
-        last = profiles_in(Path(options.store)).find_memory(_key_memory(question))
+        if serves:  # a draft lies beside a target in its process, and what that held says nothing of another
+            last = profiles_in(Path(options.store)).find_memory(_key_memory(question))
         plan = correct_plan(plan, last)
     if layers is not None:
         plan = layers.sum_host(psutil.Process().memory_info().rss)
@@ -258,7 +259,7 @@ def _load_prepared(
         known = replace(wanted, max_batch_rows=caps.max_batch_rows, activations=caps.activations)
         predict = partial(predict, known, process_bytes=plan.process)
         plan = correct_plan(predict() or plan, last)
-        if is_processor(wanted.device):
+        if serves and is_processor(wanted.device):
             held = replace(_key_memory(question), format=caps.weights.partition(" + ")[0])
             meter = MemoryMeter(profiles_in(Path(options.store)), held, partial(_announce, predict), model)
     return LoadedSource(
