@@ -47,8 +47,9 @@ def control_over(
 
 
 def workers() -> list[psutil.Process]:
-    """This process's workers; other tests may have left children of other kinds."""
-    return [child for child in psutil.Process().children() if "orchestrator.worker.local_host" in child.cmdline()]
+    """This process's workers; other tests may have left children of other kinds, and some that nobody waited for."""
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in children if "orchestrator.worker.local_host" in child.cmdline()]
 
 
 @asynccontextmanager
