@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -143,11 +144,15 @@ def test_of_a_long_text_the_end_is_read(monkeypatch):
 
     monkeypatch.setattr(model, "forward", count_rows)
     text = [1 + at % 200 for at in range(1000)]
+    ask = Ask("x", 1, round_ms=1e6, fixed=False)
     drafter.begin("x", text, Sampling())
-    (draft,) = drafter.propose([Ask("x", 1)])
+    (draft,) = drafter.propose([ask])
     assert len(draft.tokens) == 1
     (((start, read),),) = rows
     assert (start, 64 <= read < 200) == (0, True)
     drafter.extend("x", [9, 9])
-    drafter.propose([Ask("x", 1)])
+    drafter.propose([ask])
     assert rows[-1] == [(read, 2)], "it goes on behind what it read"
+    drafter.begin("y", text, Sampling())
+    drafter.propose([replace(ask, key="y", fixed=True)])
+    assert rows[-1] == [(0, 1000)], "at a fixed depth all of it"

@@ -12,6 +12,7 @@ then on.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -228,10 +229,11 @@ class ModelDrafter:
 
     def _choose_windows(self, asks: Sequence[Ask]) -> None:
         """Let no more of a text be read than is expected to come behind it: what reading takes is bounded so by a share
-        of what decoding takes."""
+        of what decoding takes. At a fixed depth nobody asks what it takes."""
         for ask in asks:
             if (known := self._known.get(ask.key)) is not None:
-                known.window = max(_LEAST_WINDOW, round(self._guard.estimate_left(known)))
+                left = round(self._guard.estimate_left(known))
+                known.window = sys.maxsize if ask.fixed else max(_LEAST_WINDOW, left)
 
     def _list_ready(self, asks: Sequence[Ask]) -> Sequence[Ask]:
         """Return those that can be drafted for in this round."""
