@@ -257,7 +257,7 @@ def test_other_formats_devices_and_files_are_refused_with_the_way_out(tmp_path, 
 
 def test_a_missing_or_other_version_is_answered_with_the_install_command(monkeypatch):
     monkeypatch.setattr(fork, "version", lambda _: "9.9")
-    with pytest.raises(AdapterUnavailable, match=r"9\.9 is installed, and this adapter knows 0\.1\.5: outrider extras install llama"):
+    with pytest.raises(AdapterUnavailable, match=r"9\.9 .* knows 0\.1\.5: outrider extras install llama"):
         fork.ForkLibrary()
     monkeypatch.setitem(sys.modules, "ik_llama_cpp", None)
     with pytest.raises(AdapterUnavailable, match=r"not installed .*outrider extras install llama"):
