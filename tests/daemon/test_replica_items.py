@@ -83,6 +83,13 @@ def test_each_replica_drafts_with_its_own_and_no_token_differs(daemon: Daemon, e
         proposed = [name for count in counts for name, drafter in count["by_drafter"].items() if drafter["accepted"]]
         return all(count["generated"] for count in counts) and {*WORKERS} <= {*proposed}
 
+    # The one without drafts may rest while the others make more without it (ADR 0144): first it has all to itself.
+    others, socket = ("target-0", "target-2"), ("--socket", str(daemon.admin))
+    for name in others:
+        outrider("cordon", name, *socket)
+    assert read_texts(daemon) == expected
+    for name in others:
+        outrider("uncordon", name, *socket)
     until(all_have_drafted)
     shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].replace("│", " ").split())
     assert "drafts by suffix+replica-0-model" in shown
