@@ -1,15 +1,16 @@
 """Sequences on llama.cpp, each in a context of the library of its own, over weights that all of them share.
 
 Several sequences in one cache would have their positions where others left room, and the order of sums would follow
-from that; a context of its own has position p in cell p. Contexts grow by whole steps: the library cannot enlarge one,
-so a larger one takes over what it holds.
+from that; a context of its own has position p in cell p. A library that was built here computes several contexts in one
+pass over the weights (docs/adr/0158-sequences-in-one-pass.md). Contexts grow by whole steps: the library cannot enlarge
+one, so a larger one takes over what it holds.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -135,6 +136,10 @@ def cut_at_borders(segment: Segment, width: int, border: int) -> Iterator[Segmen
         begin += size
 
 
+Part = tuple[Segment, NDArray[np.float32]]
+"""A segment of a forward, and where the logits of its wanted rows go."""
+
+
 @dataclass(slots=True)
 class HeldSequence(Generic[Kept]):
     """What a slot holds. `context` 0: nothing is open yet. `held`: positions in the context. `kept`: what it begins
@@ -185,29 +190,74 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
         started = time.perf_counter()
         try:
             logits = self._room(begins[-1])
-            for segment, begin, count in zip(batch, begins, counts, strict=False):
-                self._run(segment, logits[begin : begin + count])
+            parts = [
+                (segment, logits[begin : begin + count])
+                for segment, begin, count in zip(batch, begins, counts, strict=False)
+            ]
+            for together in self._group(parts):
+                if len(together) > 1:
+                    self._run_together(together)
+                else:
+                    self._run(*together[0])
         except MemoryError as error:  # of numpy
             raise OutOfMemory(f"there is no memory for a forward: {error}", can_go_on=True) from error
         return ForwardResult(logits, (time.perf_counter() - started) * 1000.0)
 
+    def _group(self, parts: Iterable[Part]) -> Iterator[list[Part]]:
+        """Yield what one call computes: several sequences where the library computes their rows in one pass, if each
+        has no more rows than that may have."""
+        together: list[Part] = []
+        rows = 0
+        for part in parts:
+            own = self._pool.count_padded_rows(part[0])
+            if together and (self._width or not self._library.joins or rows + own > self._most_rows):
+                yield together
+                together, rows = [], 0
+            together.append(part)
+            rows += own
+        if together:
+            yield together
+
     def _run(self, segment: Segment, logits: NDArray[np.float32]) -> None:
-        padded = self._pool.count_padded_rows(segment)
-        sequence = self._prepare(segment.slot, segment.start, segment.start + padded + self._opened.spare_cells)
+        sequence = self._prepare_for(segment)
         done = 0
         for piece in self._cut(segment):
-            tokens = [*piece.tokens, *[piece.tokens[0]] * (self._count_rows(piece) - len(piece.tokens))]
+            count, wanted = self._start(sequence, piece)
+            sequence.held = piece.start + count
             first, last = piece.rows
-            wanted = self._widen(first, last, len(tokens))
-            if sequence.held > piece.start:
-                self._library.cut(sequence.context, piece.start)
-            sequence.held = piece.start  # what a failed call leaves behind it is forgotten by the next one
-            self._decode(sequence.context, tokens, piece.start, wanted)
-            sequence.held = piece.start + len(tokens)
             if last > first:
                 rows = self._library.read_logits(sequence.context, len(wanted), logits.shape[1])
                 logits[done : done + last - first] = rows[first - wanted.start : last - wanted.start]
                 done += last - first
+
+    def _run_together(self, parts: Sequence[Part]) -> None:
+        """Run sequences in one pass over the weights: none has more rows than a call."""
+        sequences = [self._prepare_for(segment) for segment, _ in parts]
+        starts: list[tuple[int, range]] = []
+        with self._library.join(self._opened.threads):
+            for (segment, _), sequence in zip(parts, sequences, strict=True):
+                starts.append(self._start(sequence, segment))
+        for place, (segment, logits) in enumerate(parts):
+            (count, wanted), (first, last) = starts[place], segment.rows
+            sequences[place].held = segment.start + count
+            if last > first:
+                rows = self._library.read_joined(place, logits.shape[1])
+                begin = 0 if len(rows) == count else wanted.start
+                logits[:] = rows[first - begin : last - begin]
+
+    def _start(self, sequence: HeldSequence[Kept], piece: Segment) -> tuple[int, range]:
+        """Run a piece of a segment; returns how many rows it has, and the logits of which ones are computed."""
+        tokens = [*piece.tokens, *[piece.tokens[0]] * (self._count_rows(piece) - len(piece.tokens))]
+        wanted = self._widen(*piece.rows, len(tokens))
+        if sequence.held > piece.start:
+            self._library.cut(sequence.context, piece.start)
+        sequence.held = piece.start  # what a failed call leaves behind it is forgotten by the next one
+        self._decode(sequence.context, tokens, piece.start, wanted)
+        return len(tokens), wanted
+
+    def _prepare_for(self, segment: Segment) -> HeldSequence[Kept]:
+        end = segment.start + self._pool.count_padded_rows(segment) + self._opened.spare_cells
+        return self._prepare(segment.slot, segment.start, end)
 
     def _cut(self, segment: Segment) -> Iterator[Segment]:
         """Yield the pieces that calls are made of. None is of one row where a segment may not be."""

@@ -6,7 +6,10 @@ these are known to hold: where they differ, the bindings and the library are not
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -14,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import AdapterUnavailable, Exactness, NumericalClass
+from adapters.contract import AdapterUnavailable, Exactness, Logits, NumericalClass, OutOfMemory
 from adapters.libllama import DISTRIBUTION, FORK_VARIABLE, find_build_directory, find_fork_build
 from adapters.llama_cpp.native import (
     BOOL,
@@ -47,6 +50,13 @@ _MORE: Final[CallTable] = {
     "llama_state_seq_get_size": ([POINTER, INT, _FLAGS], SIZE),
     "llama_state_seq_set_data": ([POINTER, POINTER, SIZE, INT, _FLAGS], SIZE),
 }
+_JOINING: Final[CallTable] = {
+    "ggml_joint_begin": ([], None),
+    "ggml_joint_compute": ([INT], INT),
+    "ggml_joint_end": ([], None),
+    "ggml_joint_output": ([INT, ctypes.POINTER(INT)], ctypes.POINTER(ctypes.c_float)),
+}
+"""Functions of ours, in libraries that were built here (kernels/joint_graphs.h)."""
 
 
 class ForkLibrary(NativeLibrary):
@@ -79,7 +89,9 @@ class ForkLibrary(NativeLibrary):
         structures = Structures(api.llama_model_params, api.llama_context_params, api.llama_batch)
         release = f"{DISTRIBUTION} {installed}" + ("" if own is None else ", built here")
         self._adds_alike = own is not None and own.parent == find_build_directory()
-        super().__init__(f"ik_llama.cpp ({release})", release, api._lib, structures, _MORE)
+        self.joins = self._adds_alike and hasattr(api._lib, "ggml_joint_begin")
+        calls = _MORE | (_JOINING if self.joins else {})
+        super().__init__(f"ik_llama.cpp ({release})", release, api._lib, structures, calls)
 
     @property
     def way_out(self) -> str:
@@ -130,6 +142,21 @@ class ForkLibrary(NativeLibrary):
     def write_state(self, context: int, state: NDArray[np.uint8]) -> None:
         if self._calls["llama_state_seq_set_data"](context, state.ctypes.data, len(state), 0, 0) != len(state):
             raise self._refuse_state("take")
+
+    @contextmanager
+    def join(self, threads: int) -> Iterator[None]:
+        self._calls["ggml_joint_begin"]()
+        try:
+            yield
+            if self._calls["ggml_joint_compute"](threads) < 0:
+                raise OutOfMemory(f"{self.name} has no memory for a pass over several sequences", can_go_on=True)
+        finally:
+            self._calls["ggml_joint_end"]()
+
+    def read_joined(self, place: int, outputs: int) -> Logits:
+        rows = INT()
+        logits = self._calls["ggml_joint_output"](place, ctypes.byref(rows))
+        return np.ctypeslib.as_array(logits, (rows.value, outputs))
 
     def read_format(self, context: int) -> StateFormat:
         return read_format(self.read_state(context))

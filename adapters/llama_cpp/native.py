@@ -9,7 +9,7 @@ import platform
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -88,6 +88,8 @@ class NativeLibrary(ABC):
     """Whether attention sums the positions of a single row otherwise than those of several rows, in long contexts."""
     least_fed_rows = 1
     """Of a forward that is given rows of an embedding and no tokens."""
+    joins = False
+    """Whether `join` computes several contexts in one pass over the weights."""
     has_faults = False
     """Whether it computes some files otherwise than llama.cpp (fork_faults.py)."""
 
@@ -297,6 +299,16 @@ class NativeLibrary(ABC):
     def read_logits(self, context: int, rows: int, outputs: int) -> Logits:
         """Return the logits of the last forward's wanted rows, in their order, as the library holds them."""
         return np.ctypeslib.as_array(self._calls["llama_get_logits"](context), (rows, outputs))
+
+    def join(self, threads: int) -> AbstractContextManager[None]:
+        """Compute what is decoded within in one pass, at its end; `read_joined` has the logits then. All of it is of
+        one model, and of different contexts. Raises OutOfMemory."""
+        raise Unsupported(f"{self.name} computes one context after another")
+
+    def read_joined(self, place: int, outputs: int) -> Logits:
+        """Return the logits of the context that was decoded as the `place`th within `join`, as the library holds them:
+        those of the wanted rows, or of all rows."""
+        raise Unsupported(f"{self.name} computes one context after another")
 
     def _read_bytes(self, kind: str, context: int, *rest: int) -> NDArray[np.uint8]:
         """Return a state of a context, by the functions for its kind; `rest`: what both of them end with. Raises

@@ -103,6 +103,21 @@ EDITS: Final = (
         ),
         1,
     ),
+    # The graphs of several contexts are computed in one pass.
+    Edit(
+        *("ggml/src/ggml.c", "return state_shared.ec;", "struct ggml_object * obj"),
+        *("enum ggml_status ggml_graph", '#include "iqk/joint_graphs.h"\n\nenum ggml_status ggml_graph', 1),
+    ),
+    Edit(
+        *("ggml/src/ggml-backend.cpp", "ggml_backend_cpu_graph_plan_compute(", "cpu_ctx->n_threads"),
+        "GGML_CALL static enum ggml_status ggml_backend_cpu_graph_compute(ggml_backend_t backend, "
+        "struct ggml_cgraph * cgraph) {\n",
+        'extern "C" bool ggml_joint_defer(struct ggml_cgraph *);\n\n'
+        "GGML_CALL static enum ggml_status ggml_backend_cpu_graph_compute(ggml_backend_t backend, "
+        "struct ggml_cgraph * cgraph) {\n    if (ggml_joint_defer(cgraph)) {\n"
+        "        return GGML_STATUS_SUCCESS;\n    }\n",
+        1,
+    ),
 )
 _KERNELS: Final = Path(__file__).parent / "kernels"
 
