@@ -85,6 +85,21 @@ def test_what_plans_choose_from_has_the_runtime_for_files_alone(directory: Path)
     assert chosen["tiny.gguf"] - chosen["tiny"] == {"llama_cpp", "openvino_llama"}
 
 
+def test_a_draft_is_measured_wherever_its_target_is(directory: Path) -> None:
+    """A draft model that reads by OpenVINO and drafts by llama.cpp among them."""
+    pytest.importorskip("ik_llama_cpp", reason="it is not installed: outrider extras install llama")
+    text = (
+        "model: {source: tiny.gguf, adapter: auto}\n"
+        "drafts: [{method: model, source: tiny.gguf, adapter: auto}]\n"
+        f"store: {{directory: {directory}/store}}\n"
+    )
+    places: dict[str, set[tuple[str, str]]] = {"target": set(), "draft": set()}
+    for work in list_work(load_config(write(directory, text)), directory):
+        places[work.job.role].add((work.job.model.adapter, work.job.model.device))
+    assert places["draft"] == places["target"]
+    assert "openvino_llama" in {adapter for adapter, _ in places["draft"]}
+
+
 def test_a_processor_that_the_library_is_not_built_for_is_refused_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,14 +20,7 @@ from adapters.hardware import hardware, runtime_version
 from adapters.model_digests import digest_at_hand
 from adapters.model_source import check_model, refuse_runtime, resolve
 from adapters.model_store import ModelStore
-from adapters.names import (
-    CONVERTING_ADAPTERS,
-    LLAMA_CPP,
-    OPENVINO_LLAMA,
-    OWN_ADAPTERS,
-    SHARDING_ADAPTERS,
-    normalise_device,
-)
+from adapters.names import CONVERTING_ADAPTERS, LLAMA_CPP, OWN_ADAPTERS, SHARDING_ADAPTERS, normalise_device
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.device_names import is_processor, is_same_device
@@ -354,10 +347,7 @@ def _places(draft: ModelDraftOptions, wanted: Sequence[str]) -> list[DeviceProfi
     return [
         place
         for place in _on_devices(draft.model, wanted)
-        if (
-            adapter == place.adapter or (adapter == AUTO and place.adapter != OPENVINO_LLAMA)
-        )  # that has no drafts' copy
-        and (device == AUTO or is_same_device(device, place.name))
+        if adapter in (AUTO, place.adapter) and (device == AUTO or is_same_device(device, place.name))
     ]
 
 
