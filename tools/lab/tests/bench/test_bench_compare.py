@@ -386,6 +386,7 @@ def test_outrider_is_beside_each_engines_best_mode():
             "vs_best_peer_1": 0.75,
             "vs_best_peer_8": 1.5,
             "tpot_vs_best_peer": 0.75,
+            "plain_tpot_to_peer": 2.0,
             "worst_category_vs_peer": 0.6,
             "identical": True,
             "drafts_vs_plain_8": 0.9,

@@ -39,6 +39,7 @@ FORMULAS = {
     "beside_peers": "Outrider's vs_outrider over that of the other engine's best mode for that rate; above 1: better",
     "vs_best_peer_N": "Outrider as configured, N requests together, over the engine that is the best of all: tokens/s",
     "tpot_vs_best_peer": "the same of tokens behind the first, one request at a time; ttft_vs_best_peer: of the first",
+    "plain_tpot_to_peer": "time of a token behind the first, Outrider plain over the fastest plain peer; below 1 wins",
     "worst_category_vs_peer": "the least of the categories' ratios of tokens/s to that engine, one request at a time",
     "drafts_vs_plain_N": "Outrider with drafts over without them, N requests together: tokens/s",
     "quartiles": "lower and upper quartile of the ratios of all pairs: prompts differ, and so does the machine's noise",

@@ -42,6 +42,9 @@ def summarise_beside(
         for rate, key in keys.items()
         if any(rate in row for row in own)
     }
+    plains = [row for row in rows if row["mode"] == PLAIN and row["engine"] != OUTRIDER and row.get("vs_outrider")]
+    if tpots := [row["vs_outrider"]["tpot"] for row in plains if "tpot" in row["vs_outrider"]]:
+        figures["plain_tpot_to_peer"] = max(tpots)  # their rate over ours is our time over theirs
     rated = [row for row in own if row["categories"]]
     if rated:
         figures["worst_category_vs_peer"] = min(min(rated, key=lambda row: float(row["tok_s"]))["categories"].values())
