@@ -21,7 +21,7 @@ from tests.support.environments import make_environment, run_there
 from tests.support.model_rows import loads_models
 from tests.support.own_graphs import IR, TEXT, compute, expect_refusal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]  # the first one waits for all exports
 # As optimum-intel 2.2 takes most architectures with: later ones it refuses for many, earlier ones know fewer.
 PACKAGES = [
     "optimum-intel==2.2.0",

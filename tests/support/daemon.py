@@ -52,9 +52,9 @@ class Daemon:
         except AssertionError:
             raise AssertionError(f"{what} never showed {expected}: {found}") from None
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, seconds: float = READY_WITHIN_S) -> None:
         """Wait until it serves."""
-        deadline = time.monotonic() + READY_WITHIN_S
+        deadline = time.monotonic() + seconds
         while httpx.get(f"{self.url}/ready").status_code != httpx.codes.OK:
             if self.process.poll() is not None:
                 raise AssertionError(f"the daemon ended with {self.process.returncode}:\n{self.log.read_text()}")
