@@ -102,6 +102,22 @@ def store_root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, which is a user's own without any model, with nobody at the usual ports."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        (tmp_path / name).mkdir(mode=0o700)
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("orchestrator.setup.servers.USUAL_PORTS", {})
+    monkeypatch.setattr("orchestrator.worker.endpoint.client.ASK_WITHIN_S", 120.0)  # the machine may be busy
+    monkeypatch.setattr("adapters.local_models.INSTALL_COMMANDS", {})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+@pytest.fixture
 def outrider(monkeypatch, capsys):
     """Run a command in this process."""
 

@@ -30,22 +30,6 @@ from tests.support.tiny_gguf import Tiny, write
 from tests.support.vocabularies import LETTERS
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, which is a user's own without any model, with nobody at the usual ports."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
-        (tmp_path / name).mkdir(mode=0o700)
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(servers, "USUAL_PORTS", {})
-    monkeypatch.setattr("orchestrator.worker.endpoint.client.ASK_WITHIN_S", 120.0)  # the machine may be busy
-    monkeypatch.setattr("adapters.local_models.INSTALL_COMMANDS", {})
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return tmp_path
-
-
 def write_model(path: Path, layers: int, words: tuple[str, ...] = (*LETTERS, "th", "he")) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     tiny = Tiny("llama", layers=layers, words=words, vocabulary=len(words))

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_tls import make_certificate
-from tests.cli.test_init import home  # noqa: F401  # a fixture
-from tests.cli.test_init_servers import a_mac, write_key
 from tests.support.conformance import NO_FORK
 from tests.support.daemon import Daemon, running
-from tests.support.hosts import two_hosts
+from tests.support.mac import Mac, a_mac
 from tests.support.waiting import until
 
 ASK: dict[str, Any] = {"prompt": "Count from one to twenty, in words.", "max_tokens": 24, "temperature": 0}
@@ -23,38 +20,31 @@ ASK: dict[str, Any] = {"prompt": "Count from one to twenty, in words.", "max_tok
 @pytest.mark.slow
 def test_a_mac_computes_and_drafts_by_what_init_wrote(
     outrider: Any,
-    home: Path,  # noqa: F811
+    home: Path,
     default_model_path: Path,
     first_layers_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("xllamacpp")
-    (home / "mac").mkdir()
-    copy = home / "mac" / default_model_path.name
-    copy.symlink_to(default_model_path)
-    key, path = write_key(home), home / "cluster.yaml"
-    with two_hosts() as hosts:
-        certificate, _ = make_certificate(home, address=hosts.far_ip)
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        with a_mac(hosts, copy, first_layers_path, home) as urls:
-            places = [part for url in urls for part in ("--servers", url)]
-            model = ("--models", default_model_path, "--model", default_model_path.name)
-            done = hosts.on_near(lambda: outrider("init", "--yes", *model, *places, "--server-key-file", key))
-            assert done.returncode == 0, done.stderr
-            own = f"api: {{port: 0, admin_socket: '{home}/admin.sock'}}\njournal: {{reserve: 1 MiB}}\n"
-            path.write_text(f"{path.read_text()}{own}cluster: {{runtime: local}}\n")
+    path = home / "cluster.yaml"
+    with a_mac(home, default_model_path, first_layers_path, monkeypatch) as mac:
+        places = ("--servers", mac.plain, "--servers", mac.secure, "--server-key-file", mac.key)
+        model = ("--models", default_model_path, "--model", default_model_path.name)
+        done = mac.hosts.on_near(lambda: outrider("init", "--yes", *model, *places))
+        assert done.returncode == 0, done.stderr
+        own = f"api: {{port: 0, admin_socket: '{home}/admin.sock'}}\njournal: {{reserve: 1 MiB}}\n"
+        path.write_text(f"{path.read_text()}{own}cluster: {{runtime: local}}\n")
 
-            def look() -> None:
-                with running(path) as daemon:
-                    see_both(daemon, urls)
+        def look() -> None:
+            with running(path) as daemon:
+                see_both(daemon, mac)
 
-            hosts.on_near(look)
+        mac.hosts.on_near(look)
 
 
-def see_both(daemon: Daemon, urls: tuple[str, str]) -> None:
+def see_both(daemon: Daemon, mac: Mac) -> None:
     """See that the first server is a replica that answers, and that the second one drafts."""
     until(lambda: all(replica["phase"] == "ready" for replica in daemon.status()["replicas"]))
-    assert urls[0] in str(daemon.status()["replicas"][1]["ready"])
+    assert mac.plain in str(daemon.status()["replicas"][1]["ready"])
     groups: set[str | None] = set()
 
     def has_asked_both() -> bool:
@@ -63,7 +53,7 @@ def see_both(daemon: Daemon, urls: tuple[str, str]) -> None:
         return len(groups) > 1
 
     until(has_asked_both)
-    until(lambda: is_drafting(daemon, urls[1]))
+    until(lambda: is_drafting(daemon, mac.secure))
 
 
 def ask(daemon: Daemon, **fields: Any) -> str | None:

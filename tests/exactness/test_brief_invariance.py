@@ -13,21 +13,20 @@ from adapters.contract import ForwardResult, LoadOptions, NumericalClass, Segmen
 from adapters.invariance import run_probe
 from adapters.simulated.adapter import SimulatedAdapter
 from device_profiles.profile import Exactness, Precision
+from tests.support.wrapped_model import WrappedModel
 
 Condition = Callable[["Faulty", Sequence[Segment], Segment], bool]
 
 
-class Faulty:
+class Faulty(WrappedModel):
     """A sound model, but for other last bits of the segments for which a condition holds."""
 
     def __init__(self, model: Any, condition: Condition) -> None:
-        self.model, self.condition = model, condition
+        super().__init__(model)
+        self.condition = condition
         self.rows: list[int] = []
         self.written: dict[int, Segment] = {}
         """What wrote a position of slot 0 last."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
 
     def find_before(self, segment: Segment) -> Segment | None:
         """Return what wrote the position before a segment of slot 0."""
@@ -42,7 +41,7 @@ class Faulty:
             if segment.slot == 0:
                 ends = segment.start + len(segment.tokens)
                 self.written.update(dict.fromkeys(range(segment.start, ends), segment))
-        found = self.model.forward(batch)
+        found = self._wrapped.forward(batch)
         logits, at = found.logits.copy(), 0
         for segment, is_bad in zip(batch, bad, strict=True):
             count = segment.rows[1] - segment.rows[0]

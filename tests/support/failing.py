@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from adapters.contract import ForwardResult, LoadedModel, OutOfMemory, Segment
+from tests.support.wrapped_model import WrappedModel
 
 
-class FailingModel:
+class FailingModel(WrappedModel):
     """A loaded model, beside which the segments that `spoils` chooses get `garbage` for logits.
 
     A forward of more than `most_rows` rows, where that is set, raises what an adapter raises without memory for it.
@@ -22,24 +23,21 @@ class FailingModel:
     def __init__(
         self, model: LoadedModel, *, spoils: Callable[[Segment], bool] | None = None, garbage: float = np.nan
     ) -> None:
-        self._model = model
+        super().__init__(model)
         self._spoils = spoils
         self._garbage = np.float32(garbage)
         self.most_rows = 0
         self.forwards: list[tuple[int, int]] = []
         self.failed: list[tuple[int, int]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         size = (len(batch), sum(len(segment.tokens) for segment in batch))
         if 0 < self.most_rows < size[1]:
             self.failed.append(size)
-            self._model.forward(batch[: len(batch) // 2 or 1])
+            self._wrapped.forward(batch[: len(batch) // 2 or 1])
             raise OutOfMemory(f"no memory for {size[1]} rows", can_go_on=True)
         self.forwards.append(size)
-        found = self._model.forward(batch)
+        found = self._wrapped.forward(batch)
         if self._spoils is None:
             return found
         logits, at = found.logits.copy(), 0

@@ -1,0 +1,24 @@
+"""Models that do what another one does, but for what a test wants otherwise."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+
+class WrappedModel:
+    """Has each member of the model that it is made of, except those that its own class has.
+
+    They are members of a class made for it, and not found by `__getattr__`: from Python 3.12 on `isinstance` does not
+    ask that whether an object has what a protocol wants.
+    """
+
+    def __new__(cls, model: Any, *_: Any, **__: Any) -> Self:
+        members = {name: _pass_on(name) for name in dir(model) if not hasattr(cls, name)}
+        return object.__new__(type(cls.__name__, (cls,), members))
+
+    def __init__(self, model: Any) -> None:
+        self._wrapped = model
+
+
+def _pass_on(name: str) -> property:
+    return property(lambda self: getattr(self._wrapped, name))
