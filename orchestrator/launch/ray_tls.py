@@ -52,11 +52,20 @@ def write_certificates(directory: Path, token: str, hosts: Iterable[str]) -> dic
         by, of = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)]) for text in (_AUTHORITY, name))
         return x509.CertificateBuilder(by, of, public, x509.random_serial_number(), _BEGINS, _ENDS)
 
-    authority = draft(_AUTHORITY, issuer.public_key()).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    # Python 3.13 takes no certificate without what RFC 5280, 4.2.1 asks for: identifiers of both keys, and their use.
+    signs = x509.KeyUsage(*(False,) * 5, key_cert_sign=True, crl_sign=False, encipher_only=False, decipher_only=False)
+    authority = (
+        draft(_AUTHORITY, issuer.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(signs, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(issuer.public_key()), critical=False)
     )
     named = [_name_host(host) for host in dict.fromkeys((*hosts, *_LOCAL))]
-    node = draft(_NODE, key.public_key()).add_extension(x509.SubjectAlternativeName(named), critical=False)
+    node = (
+        draft(_NODE, key.public_key())
+        .add_extension(x509.SubjectAlternativeName(named), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False)
+    )
     encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     texts = {
         "RAY_TLS_CA_CERT": authority.sign(issuer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),

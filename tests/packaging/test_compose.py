@@ -18,12 +18,14 @@ FRONT, WORKER = (COMPOSE["services"][name] for name in ("front", "worker"))
 
 
 def test_each_file_is_shipped_or_its_making_is_told():
-    for name, source in [*COMPOSE["secrets"].items(), *COMPOSE["configs"].items()]:
+    for name, source in COMPOSE["secrets"].items():
         path = FILE.parent / source["file"]
         assert path.is_file() or f"\n#   {path.name} " in TEXT, name
     for service in (FRONT, WORKER):
         assert set(service["secrets"]) <= set(COMPOSE["secrets"])
-        assert {volume.partition(":")[0] for volume in service["volumes"]} <= set(COMPOSE["volumes"])
+        places = {volume.partition(":")[0] for volume in service["volumes"]}
+        assert {place for place in places if not place.startswith("./")} <= set(COMPOSE["volumes"])
+        assert all((FILE.parent / place).is_file() for place in places if place.startswith("./"))
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert f":{version}-cpu}}" in FRONT["image"]
 
