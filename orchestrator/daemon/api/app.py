@@ -353,11 +353,11 @@ def create_app(
     service = None
     if batches is not None:
         service = BatchService(batches, api.models, api.answer_line, clock)
-        api.models.first.metrics.batches.source = service
+        api.models.first.metrics.batches = service
     app.state.batches = service
     install_batch_routes(app, service, api)
     if book is not None:
-        api.models.first.metrics.journal.source = book.view
+        api.models.first.metrics.journal = book.view
     probes.install_probe_routes(app, api, JournalView if book is None else book.view)
     install_docs_page(app)
     describe(app, keys=settings.keys is not None)

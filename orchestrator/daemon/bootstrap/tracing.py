@@ -58,7 +58,7 @@ def connect_tracing(tracing: TracedDaemon | None, model: str, control: TargetCon
 
 def count_spans(tracing: TracedDaemon | None, metrics: Metrics) -> None:
     if tracing is not None:
-        metrics.traces.source = tracing.counts
+        metrics.traces = tracing.counts
 
 
 async def close_tracing(tracing: TracedDaemon | None) -> None:

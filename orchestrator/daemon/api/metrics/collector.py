@@ -2,81 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from orchestrator.clock import Clock
+from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.api.body_bounds import BodyBudget
 from orchestrator.daemon.api.connections import Connections
+from orchestrator.daemon.api.metrics import tables
 from orchestrator.daemon.api.metrics.alert_series import AlertSeries
-from orchestrator.daemon.api.metrics.api_series import (
-    BatchSeries,
-    IntakeSeries,
-    JournalSeries,
-    TraceSeries,
-)
-from orchestrator.daemon.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
-from orchestrator.daemon.api.metrics.control_series import (
-    DeviceSeries,
-    DraftStoreSeries,
-    HealthSeries,
-    MemoryMetrics,
-    PlanSeries,
-    ResidencySeries,
-    ScaleSeries,
-)
 from orchestrator.daemon.api.metrics.goodput_series import NO_PRICE, CostSeries, HourlyPrice, ServedRequest, SloSeries
-from orchestrator.daemon.api.metrics.request_timing import PercentileSeries, RecentSpeed, RequestTotals, SequenceTiming
-from orchestrator.daemon.api.metrics.series import Engine, Registered
+from orchestrator.daemon.api.metrics.request_timing import WINDOW_S, Recent, RecentSpeed, RequestTotals, SequenceTiming
+from orchestrator.daemon.api.metrics.series import Engine, Figures, Labels, Registered, Source, Table
 from orchestrator.daemon.api.metrics.vllm_names import VllmNames
-from orchestrator.daemon.api.metrics.worker_series import TOKEN_COUNTS, DrafterSeries, RoundSeries, WorkerSeries
 from orchestrator.daemon.control.port import Control, ReplicaView, StateView, TrialView
-from orchestrator.protocol.rounds import RoundReport
+from orchestrator.daemon.journal.standing import JournalView
+from orchestrator.daemon.tracing.port import ExportCounts
+from orchestrator.protocol.draft_messages import RemoteState
+from orchestrator.protocol.rounds import Gauges, RoundReport
+from policies.serving.failover.blame import LossKind
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 _GLANCE_S = 0.1  # between two looks at control's view for metrics. Not tuned.
 # ADR 0091: a look takes a twentieth of the time at most, as a fleet's view takes milliseconds.
 _GLANCE_SHARE = 20.0
-
-
-class _Requests:
-    """What requests that ended add up to."""
-
-    def __init__(self, make: Registered) -> None:
-        self._success = make.counter("request_success", "Requests by how they ended.", "finished_reason")
-        self._ttft = make.histogram("time_to_first_token_seconds", "Time to the first token.", LATENCY_S)
-        self._itl = make.histogram("inter_token_latency_seconds", "Gap between two deltas.", TOKEN_S)
-        self._tpot = make.histogram("request_time_per_output_token_seconds", "TPOT of a request.", TOKEN_S)
-        self._e2e = make.histogram("e2e_request_latency_seconds", "Latency of a request.", LATENCY_S)
-        self._queue = make.histogram("request_queue_time_seconds", "Time in the queue.", LATENCY_S)
-        self._prefill = make.histogram("request_prefill_time_seconds", "Time in prefill.", LATENCY_S)
-        self._decode = make.histogram("request_decode_time_seconds", "Time in decode.", LATENCY_S)
-        self._prompt = make.histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKEN_COUNTS)
-        self._generated = make.histogram("request_generation_tokens", "Tokens generated for a request.", TOKEN_COUNTS)
-        self._asked = make.histogram("request_params_max_tokens", "max_tokens of a request.", TOKEN_COUNTS)
-
-    def first_token(self, of: Engine, ttft_s: float) -> None:
-        self._ttft.labels(*of).observe(ttft_s)
-
-    def gap(self, of: Engine, gap_s: float) -> None:
-        self._itl.labels(*of).observe(gap_s)
-
-    def end(self, of: Engine, done: SequenceTiming, started_s: float) -> None:
-        self._success.labels(*of, done.finish).inc()
-        self._prompt.labels(*of).observe(done.prompt_tokens)
-        self._generated.labels(*of).observe(done.tokens)
-        self._asked.labels(*of).observe(done.max_tokens)
-        if not done.tokens:
-            return
-        self._e2e.labels(*of).observe(done.last_s - started_s)
-        self._decode.labels(*of).observe(done.last_s - done.first_s)
-        if done.first is not None:
-            self._queue.labels(*of).observe(done.first.queue_ms / 1000.0)
-            self._prefill.labels(*of).observe(done.first.prefill_ms / 1000.0)
-        if done.tpot_s is not None:
-            self._tpot.labels(*of).observe(done.tpot_s)
 
 
 class Metrics:
@@ -86,7 +37,7 @@ class Metrics:
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
     `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's, and
     `count_deadly` returns how many requests are refused for having ended the daemon. `price`: of this machine.
-    `name`: of a model that was never loaded. `batches`, `journal` and `traces` are told of once their `source` is set.
+    `name`: of a model that was never loaded. `batches`, `journal` and `traces` are told of once they are set.
     """
 
     def __init__(
@@ -112,29 +63,51 @@ class Metrics:
         self._clock = clock
         self._seen: StateView | None = None
         self._look_s = 0.0
-        self._rounds = RoundSeries(make, clock)
-        self._requests = _Requests(make)
-        self._state = WorkerSeries(make)
-        self._drafters = DrafterSeries(make)
-        self._memory = MemoryMetrics(make.gauge)
-        self._plan = PlanSeries(make)
-        self._scaling = ScaleSeries(make)
-        self._residency = ResidencySeries(make)
+
+        def table(figures: Figures[Source], *labels: str) -> Table[Source]:
+            return Table(make, figures, *labels)
+
+        self._rounds = table(tables.ROUND)
+        self._recent: dict[Labels, Recent] = {}
+        self._recent_rates = table(tables.RECENT)
+        self._first_tokens = table(tables.FIRST_TOKEN)
+        self._gaps = table(tables.GAP)
+        self._sequences = table(tables.SEQUENCE)
+        self._workers = table(tables.WORKER)
+        self._worker_counts = table(tables.WORKER_COUNTS)
+        self._restarts = table(tables.RESTARTS)
+        self._losses = table(tables.LOSSES)
+        self._kv_moves = table(tables.KV_MOVES)
+        self._changed_groups = table(tables.CHANGED_GROUPS)
+        self._drafters = table(tables.DRAFTER, "drafter")
+        self._remote_drafters = table(tables.REMOTE_DRAFTER, "drafter")
+        self._draft_workers = table(tables.DRAFT_WORKER, "drafter")
+        self._draft_restarts = table(tables.DRAFT_RESTARTS, "drafter")
+        self._memory = table(tables.MEMORY, "worker", "device")
+        self._plan = table(tables.PLAN)
+        self._scaling = table(tables.SCALE)
+        self._residency = table(tables.RESIDENCY)
         self._name = name
-        self._draft_store = DraftStoreSeries(make)
-        self._health = HealthSeries(make)
+        self._draft_store = table(tables.DRAFT_STORE)
+        self._recent_outputs = table(tables.RECENT_OUTPUTS)
+        self._health = table(tables.HEALTH)
         self.slo = SloSeries(make, objectives, clock)
-        self._trial = TrialSeries(make)
-        self._intake = IntakeSeries(make, connections, bodies)
-        self._devices = DeviceSeries(make)
+        self._variants = table(tables.VARIANT, "arm")
+        self._trial = table(tables.TRIALS)
+        self._connections = table(tables.CONNECTIONS), connections
+        self._bodies = table(tables.BODIES), bodies
+        self._devices = table(tables.DEVICE, "device")
         self._trial_view = trial_view
-        self.batches = BatchSeries(make)
-        self.journal = JournalSeries(make)
-        self.traces = TraceSeries(make)
+        self.batches: tables.BatchCounts | None = None
+        self._batches = table(tables.BATCHES)
+        self.journal: Callable[[], JournalView] | None = None
+        self._journal = table(tables.JOURNAL)
+        self.traces: Callable[[], ExportCounts] | None = None
+        self._traces = table(tables.TRACES)
         self._costs = CostSeries(make, price, clock)
         self._alerts = AlertSeries(make, count_deadly)
         self.speed = RecentSpeed(clock)
-        self._percentiles = PercentileSeries(make, self.speed)
+        self._percentiles = table(tables.PERCENTILES)
 
     def _of(self, engine: int) -> Engine:
         ready = self._glance().ready
@@ -158,25 +131,27 @@ class Metrics:
         if view.ready is None:
             return
         of = (view.ready.model.name, str(done.engine))
-        self._rounds.observe(of, done)
+        self._rounds.add(of, done)
         self._alerts.observe(of, done)
-        tokens = sum(len(delta.tokens) for delta in done.deltas)
+        tokens = tables.count_generated(done)
+        now_s = self._clock.monotonic_s()
+        self._recent.setdefault(of, Recent(WINDOW_S)).add(now_s, done.drafted, done.accepted, tokens)
         self._costs.observe(tokens, view.plan)
         self.speed.observe_tokens(tokens)
 
     def observe_first_token(self, ttft_s: float, engine: int = 0) -> None:
         """A sequence got its first token from this replica, so long after its request came."""
-        self._requests.first_token(self._of(engine), ttft_s)
+        self._first_tokens.add(self._of(engine), ttft_s)
         self.speed.observe_first_token(ttft_s)
 
     def observe_gap(self, gap_s: float, engine: int = 0) -> None:
         """A sequence got more tokens from this replica, so long after the last ones."""
-        self._requests.gap(self._of(engine), gap_s)
+        self._gaps.add(self._of(engine), gap_s)
 
     def observe_end(self, done: SequenceTiming, started_s: float) -> None:
         """A sequence of a request that came at `started_s` (seconds of the clock) has ended; it counts for the replica
         that had it last."""
-        self._requests.end(self._of(done.engine), done, started_s)
+        self._sequences.add(self._of(done.engine), (done, started_s))
         self.speed.observe_end(done.tpot_s)
 
     def observe_request(self, served: ServedRequest, engine: int) -> None:
@@ -185,7 +160,7 @@ class Metrics:
 
     def observe_variant(self, variant: str, done: RequestTotals, engine: int = 0) -> None:
         """A request of this variant came to its end."""
-        self._trial.count_request(self._of(engine), variant, done)
+        self._variants.add((*self._of(engine), variant), done)
 
     def render(self) -> bytes:
         """Return the exposition text, with control's own figures as they are now."""
@@ -196,43 +171,85 @@ class Metrics:
         """Take control's own figures as they are now."""
         view = self._seen = self._control.view()
         if view.residency is not None and (name := self._name()):
-            self._residency.count_loads((name, "0"), view.residency)
+            self._residency.show({(name, "0"): view.residency})
         if view.ready is not None:
             model = view.ready.model.name
             self._count_workers(model, view.replicas)
-            replicas = [((model, str(replica.engine)), replica) for replica in view.replicas]
-            self._rounds.refresh([of for of, _ in replicas])
-            self._state.refresh(replicas)
-            self._state.count_losses(model, view.losses)
-            self._state.count_kv_moves(model, view.kv_moves)
-            self.slo.refresh(replicas)
-            self._drafters.remotes.refresh(model, view.drafts)
-            self._memory.refresh(model, view)
-            self._health.refresh(model, view)
-            self._alerts.refresh(model, view)
-            self._devices.refresh(model, view.devices)
-            first = (model, "0")
-            self._costs.refresh(first, view.plan)
-            for series in (self._intake, self.batches, self.journal, self.traces, self._percentiles):
-                series.refresh(first)
-            if view.plan is not None:
-                self._plan.refresh(first, view.plan)
-            if view.scaling is not None:
-                self._scaling.refresh(first, view.scaling)
-            if view.draft_store is not None:
-                self._draft_store.refresh(first, view.draft_store)
-            if view.recent_outputs is not None:
-                self._draft_store.refresh_recent(first, view.recent_outputs)
-            if self._trial_view is not None:
-                self._trial.refresh(first, self._trial_view())
+            self._show_workers(model, view)
+            self._show_daemon((model, "0"), view)
+
+    def _show_workers(self, model: str, view: StateView) -> None:
+        replicas = [((model, str(replica.engine)), replica) for replica in view.replicas]
+        now_s = self._clock.monotonic_s()
+        self._recent_rates.show({of: (self._recent.setdefault(of, Recent(WINDOW_S)), now_s) for of, _ in replicas})
+        self._workers.show({of: replica.gauges for of, replica in replicas if replica.gauges is not None})
+        self._restarts.show({of: replica.totals.restarts for of, replica in replicas})
+        self._changed_groups.show({of: view.changed_groups.get(replica.engine, 0) for of, replica in replicas})
+        # A counter that begins above 0 has not grown.
+        losses: dict[Labels, dict[str, int]] = {(model, "0"): dict.fromkeys(get_args(LossKind), 0)}
+        for (engine, kind), count in view.losses.items():
+            losses.setdefault((model, str(engine)), {})[kind] = count
+        self._losses.show(losses)
+        self._kv_moves.show({(model, str(engine)): moves for engine, moves in view.kv_moves.items()})
+        self.slo.refresh(replicas)
+        drafts = {(model, str(draft.number), draft.name): draft for draft in view.drafts}
+        self._draft_workers.show({of: draft.load for of, draft in drafts.items() if draft.load is not None})
+        self._draft_restarts.show({of: draft.restarts for of, draft in drafts.items()})
+        self._memory.show(dict(_list_memory(model, view)))
+
+    def _show_daemon(self, of: Engine, view: StateView) -> None:
+        self._health.show({of: view})
+        self._alerts.refresh(of[0], view)
+        self._devices.show({(*of, device.name.removeprefix(f"{THIS_NODE}/")): device.load for device in view.devices})
+        self._costs.refresh(of, view.plan)
+        self._percentiles.show({of: self.speed.compute_percentiles_s()})
+        _show(of, *self._connections)
+        _show(of, *self._bodies)
+        _show(of, self._batches, self.batches)
+        _show(of, self._journal, self.journal and self.journal())
+        _show(of, self._traces, self.traces and self.traces())
+        _show(of, self._plan, view.plan)
+        _show(of, self._scaling, view.scaling)
+        _show(of, self._draft_store, view.draft_store)
+        _show(of, self._recent_outputs, view.recent_outputs)
+        _show(of, self._trial, self._trial_view and self._trial_view())
 
     def view_costs(self) -> dict[str, Any] | None:
         """Return what the devices in use cost, for people; None where that is not known."""
         return self._costs.view(self._control.view().plan)
 
     def _count_workers(self, model: str, replicas: Sequence[ReplicaView]) -> None:
+        pids: dict[Labels, int] = {}
+        gauges: dict[Labels, Gauges] = {}
         for replica in replicas:
             if replica.ready is not None and replica.gauges is not None:
-                of = (model, str(replica.engine))
-                self._state.count(of, replica.ready.pid, replica.gauges)
-                self._drafters.count(of, replica.ready.pid, replica.gauges.drafters)
+                pids[model, str(replica.engine)] = replica.ready.pid
+                gauges[model, str(replica.engine)] = replica.gauges
+        drafters = {(*of, drafter.name): drafter for of, now in gauges.items() for drafter in now.drafters}
+        remotes = {labels: drafter.remote for labels, drafter in drafters.items() if drafter.remote is not None}
+        self._worker_counts.show(gauges, pids)
+        self._drafters.show(drafters, pids, keep=True)
+        self._remote_drafters.show(remotes, pids, keep=True)
+
+
+def _show(of: Engine, table: Table[Source], source: Source | None) -> None:
+    if source is not None:
+        table.show({of: source})
+
+
+def _list_memory(model: str, view: StateView) -> Iterable[tuple[Labels, tuple[int, int]]]:
+    """Yield what each worker was announced to hold, and the most that it held, in bytes; 0: not known."""
+    drafters: dict[tuple[str, str], RemoteState | None] = {}
+    for replica in view.replicas:
+        gauges = replica.gauges
+        if replica.ready is not None:
+            device = replica.ready.device
+            peak = gauges.peak_rss_bytes if gauges is not None else 0
+            yield (model, str(replica.engine), "target", device.name), (device.planned_memory_bytes, peak)
+        drafters |= {(replica.name, state.name): state.remote for state in (gauges.drafters if gauges else [])}
+    for draft in view.drafts:
+        if draft.ready is not None:
+            state = draft.ready.drafter
+            remotes = [drafters.get((target, draft.name)) for target in draft.targets]
+            peak = max((remote.peak_rss_bytes for remote in remotes if remote is not None), default=0)
+            yield (model, str(draft.number), draft.name, state.device), (state.planned_memory_bytes, peak)

@@ -13,9 +13,10 @@ import numpy as np
 from device_profiles.units import MILLION, MS_PER_S, S_PER_HOUR, compute_cost_per_million
 from orchestrator.clock import Clock
 from orchestrator.daemon.api.metrics.request_timing import WINDOW_S, Recent
-from orchestrator.daemon.api.metrics.series import Engine, Registered
+from orchestrator.daemon.api.metrics.series import Engine, Registered, Table
+from orchestrator.daemon.api.metrics.tables import SLO, VERDICTS
 from orchestrator.daemon.control.port import PlanView, ReplicaView
-from policies.serving.slo import Objective, Objectives, SloAction
+from policies.serving.slo import Objective, Objectives
 
 _MOST_REQUESTS = 1024  # bounds memory: 34 requests a second fill the window
 ALL = "all"
@@ -65,17 +66,12 @@ class SloSeries:
         self._served: deque[tuple[float, ServedRequest]] = deque(maxlen=_MOST_REQUESTS)
         self._goods: dict[Engine, Recent] = {}
         self._counts = [0, 0]
-        self._met = make.counter("slo_requests_met", "Requests that met an objective.", "objective")
-        self._missed = make.counter("slo_requests_missed", "Requests that missed an objective.", "objective")
-        self._judged = make.counter("slo_requests_judged", "Requests that met or missed it.", "objective")
+        self._verdicts = Table(make, VERDICTS)
+        self._state = Table(make, SLO)
         self._budget = make.gauge("slo_error_budget", "Share of requests that may miss it.", "objective")
         self._goodput = make.gauge("goodput_requests_per_second", f"Requests that met all, last {WINDOW_S:g} s.")
         self._wanted = make.gauge("slo_objective_seconds", "The objective.", "objective")
         self._seen = make.gauge("slo_latency_seconds", f"Its percentile, last {WINDOW_S:g} s.", "objective")
-        self._lever = make.gauge("slo_lever", "1 while an action is taken for an objective.", "lever")
-        self._price = make.gauge("slo_row_price", "By how much a draft's row is priced higher.")
-        self._share = make.gauge("slo_prefill_share", "Share of the default bound of prefill.")
-        self._running = make.gauge("slo_max_running", "Requests that may run at a time.")
 
     def set_objectives(self, objectives: Objectives) -> None:
         """Judge requests that end from now on by these."""
@@ -88,10 +84,7 @@ class SloSeries:
     def observe(self, of: Engine, served: ServedRequest) -> None:
         """A request that a replica had last has ended."""
         verdicts = check_objectives(self._objectives, served) if self._of else {}
-        for name, good in verdicts.items():
-            self._met.labels(*of, name).inc(good)
-            self._missed.labels(*of, name).inc(not good)
-            self._judged.labels(*of, name).inc()
+        self._verdicts.add(of, verdicts)
         if not verdicts:
             return
         now_s = self._clock.monotonic_s()
@@ -104,19 +97,11 @@ class SloSeries:
             return
         now_s = self._clock.monotonic_s()
         self._seen.clear()
-        for of, replica in replicas:
-            for name in (*self._of, ALL):
-                for counter in (self._met, self._missed, self._judged):
-                    counter.labels(*of, name).inc(0)  # a counter that begins above 0 has not grown
+        for of, _ in replicas:
+            self._verdicts.add(of, dict.fromkeys((*self._of, ALL)))  # a counter that begins above 0 has not grown
             self._goodput.labels(*of).set(self._goods.setdefault(of, Recent(WINDOW_S)).rate(now_s, 0))
-            slo = replica.gauges.slo if replica.gauges is not None else None
-            if slo is not None:
-                for lever in SloAction:
-                    if lever is not SloAction.NOTHING:
-                        self._lever.labels(*of, lever.value).set(lever.value in slo.levers)
-                self._price.labels(*of).set(slo.row_price)
-                self._share.labels(*of).set(slo.prefill_share)
-                self._running.labels(*of).set(slo.max_running)
+        known = {of: replica.gauges.slo for of, replica in replicas if replica.gauges is not None}
+        self._state.show({of: slo for of, slo in known.items() if slo is not None}, keep=True)
         for name, objective in self._of.items():
             of = replicas[0][0]
             self._budget.labels(*of, name).set(1.0 - objective.percentile / 100.0)

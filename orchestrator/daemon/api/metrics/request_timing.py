@@ -12,7 +12,6 @@ import numpy as np
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.daemon.api.metrics.series import Engine, Registered
 from orchestrator.protocol.rounds import RequestStats
 
 _BUCKET_S = 1.0  # counts are kept by so much: a thirtieth of the window
@@ -164,20 +163,3 @@ class RecentSpeed:
             "stream_tokens_per_s": 1.0 / middle if self._tpots_s and (middle := median(self._tpots_s)) > 0.0 else None,
             "requests": len(self._ttfts_s),
         }
-
-
-class PercentileSeries:
-    """Percentiles of the last sequences, as metrics. No series before there is one."""
-
-    def __init__(self, make: Registered, speed: RecentSpeed) -> None:
-        self._speed = speed
-        text = f"of the last {MOST_SAMPLES} sequences."
-        self._gauges = {
-            "ttft": make.gauge("recent_ttft_seconds", f"Percentiles of the TTFT {text}", "percentile"),
-            "tpot": make.gauge("recent_tpot_seconds", f"Percentiles of the TPOT {text}", "percentile"),
-        }
-
-    def refresh(self, of: Engine) -> None:
-        for name, percentiles in self._speed.compute_percentiles_s().items():
-            for percentile, seconds in percentiles.items():
-                self._gauges[name].labels(*of, str(percentile)).set(seconds)
