@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from device_profiles.measured import Hardware
 from tests.support.daemon import configuration
 from tests.support.foreign_adapter import write_distribution
+from tests.support.profiles import store_simulated_profiles
 
 GIB = 1 << 30
 _DEVICES = "devices.json"
@@ -111,9 +114,11 @@ nvmlDeviceGetPowerUsage = nvmlDeviceGetEnforcedPowerLimit = nvmlDeviceGetClockIn
 nvmlDeviceGetTotalEnergyConsumption = _not_supported
 '''
 _RUNTIME = '''
-"""CUDA devices that are simulated ones. Of one that is lost no forward comes back, and memory is what NVML says."""
+"""CUDA devices that are simulated ones. Of one that is lost no forward comes back, and memory is what NVML says: where
+others have all of it, a forward finds no room for what it makes. Lower clocks take ten times as long."""
 
 import os
+import time
 from dataclasses import replace
 
 import pynvml
@@ -122,6 +127,7 @@ from adapters.device_memory import read_nvidia_memory
 from adapters.simulated.adapter import DEVICES_VARIABLE, SimulatedAdapter
 
 os.environ[DEVICES_VARIABLE] = "2"
+FORWARD_BYTES = 64 << 20
 
 
 class Model:
@@ -133,9 +139,16 @@ class Model:
         return getattr(self._model, name)
 
     def forward(self, batch):
-        if pynvml._devices()[self._index]["lost"]:
+        device = pynvml._devices()[self._index]
+        if device["lost"]:
             raise DeviceLost("CUDA error: unspecified launch failure")
-        return self._model.forward(batch)
+        if device["used"] > (8 << 30) - FORWARD_BYTES:
+            raise OutOfMemory("CUDA out of memory")
+        began_s = time.perf_counter()
+        made = self._model.forward(batch)
+        if device["slowdowns"]:
+            time.sleep(9 * (time.perf_counter() - began_s))
+        return made
 
 
 class Adapter:
@@ -197,4 +210,22 @@ def write_machine_config(directory: Path, extra: str) -> Path:
     items = "[{device: 'CUDA:0'}, {device: 'CUDA:1'}]"
     path = configuration(directory, script="base_ms=20", replicas=items, extra=f"drafts: []\n{extra}")
     path.write_text(path.read_text().replace("adapter: simulated", "adapter: fake_cuda", 1))
+    return path
+
+
+def write_planned_machine(directory: Path, row_ms: Sequence[float], extra: str) -> Path:
+    """Write a cluster.yaml of one replica on the device that a plan chooses, and stored profiles of the devices: what a
+    forward takes on each."""
+    script = "base_ms=20"
+    for index, ms in enumerate(row_ms):
+        store_simulated_profiles(
+            directory / "store" / "profiles",
+            {f"CUDA:{index}": ms},
+            script=script,
+            adapter="fake_cuda",
+            hardware=Hardware("cuda", f"fake device {index}", 8 * GIB, driver="1.0", isa=("sm_90",)),
+            version="fake-cuda 0.1",
+        )
+    path = configuration(directory, script=script, extra=f"drafts: []\n{extra}")
+    path.write_text(path.read_text().replace("adapter: simulated", "adapter: fake_cuda, device: auto", 1))
     return path

@@ -155,6 +155,13 @@ class TellRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class TellStarved:
+    """A worker of this spec found no memory where it is, even with the smallest KV cache, and is started again."""
+
+    spec: WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
 class TellUseless:
     """The draft worker of this spec helps no replica, and rests for that, as the others of its draft do."""
 
@@ -195,6 +202,7 @@ Action = (
     | TellLoads
     | TellLacking
     | TellRefused
+    | TellStarved
     | TellUseless
     | TellStage
     | Notify

@@ -51,8 +51,8 @@ class TargetControl:
     `draft_pools` says of its name, else as there are replicas. `standbys` take the replicas' place when none serves.
     `kv_moves`: streams that are moved by plan take their KV cache along, where workers share this host's memory.
     `observers` hear of RoundReport, Progress, ResumedStream, TellHealth (its parts have changed), TellLoads (each
-    sample), TellLacking, TellRefused and TellUseless. `awaited` is set once a request has come while there is nothing
-    to start yet.
+    sample), TellLacking, TellRefused, TellStarved and TellUseless. `awaited` is set once a request has come while there
+    is nothing to start yet.
     """
 
     def __init__(

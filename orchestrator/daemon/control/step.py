@@ -18,6 +18,7 @@ from orchestrator.daemon.control.actions import (
     TellLoads,
     TellRefused,
     TellStage,
+    TellStarved,
     TellUseless,
     WakeAfter,
 )
@@ -30,7 +31,7 @@ from orchestrator.protocol.events import Failed
 from policies.serving.failover.health import Health
 from policies.serving.residency import ModelStage
 
-_OBSERVED = (Notify, TellLoads, TellLacking, TellRefused, TellUseless, TellStage)
+_OBSERVED = (Notify, TellLoads, TellLacking, TellRefused, TellStarved, TellUseless, TellStage)
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,16 +12,24 @@ from typing import Any, Final, TypeVar
 
 from device_profiles.device_load import DeviceLoad
 from orchestrator.clock import Clock
-from orchestrator.daemon.control.actions import TellHealth, TellLacking, TellLoads, TellRefused, TellUseless
+from orchestrator.daemon.control.actions import (
+    TellHealth,
+    TellLacking,
+    TellLoads,
+    TellRefused,
+    TellStarved,
+    TellUseless,
+)
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.loops.load_watch import LoadWatch
 from orchestrator.daemon.control.loops.plan_choice import refuse_idle_growth, weigh_move
-from orchestrator.daemon.control.loops.plan_obstacles import PlanObstacles
+from orchestrator.daemon.control.loops.plan_obstacles import Place, PlanObstacles, find_places
 from orchestrator.daemon.control.loops.planner_port import DriftPolicy, PlanExecutor, Planner, StartPlan
 from orchestrator.daemon.control.loops.prediction_watch import DecodeRound, PredictionWatch
 from orchestrator.daemon.control.loops.profile_watch import ProfileWatch
 from orchestrator.daemon.control.port import PlanView, ReplicaView
 from orchestrator.daemon.control.replicas.shortfall import list_missing_of_plan
+from orchestrator.daemon.control.rollout.replica_diff import leave_name
 from orchestrator.daemon.control.routing.loads import explain_rounds, name_device
 from orchestrator.daemon.control.state import READY
 from orchestrator.errors import OutriderError
@@ -84,6 +92,7 @@ class PlanKeeper:
             TellLoads: self.observe_loads,
             TellLacking: self.observe_lacking,
             TellRefused: self.observe_refused,
+            TellStarved: self.observe_starved,
             TellUseless: self.observe_useless,
         }
 
@@ -228,6 +237,13 @@ class PlanKeeper:
             self._take_first(self._first)
             self._plan_soon(self._plan_without, _WITHOUT)
 
+    def observe_starved(self, event: TellStarved) -> None:
+        """Plan again by the memory that is free now: others have what a worker of this plan was to have."""
+        places = find_places(self._first, event.spec)
+        if places and leave_name(event.spec) in map(leave_name, self._running.targets):
+            reason = f"no worker finds memory on {', '.join(sorted(device for device, _ in places))}"
+            self._plan_soon(partial(self._plan_because, reason, places), "plan by free memory", pauses=True)
+
     def observe_useless(self, event: TellUseless) -> None:
         """Plan again at once without a draft model that helps nobody. Its device is free for a replica, where that
         pays. It may be planned with again once fewer requests come at once, or others behind its rest."""
@@ -368,11 +384,12 @@ class PlanKeeper:
         known = (dict(self._corrections), self._running.targets, dict(self._health), loads)
         return await asyncio.to_thread(making.again, self._obstacles.leave_drafts(first), *known)
 
-    async def _plan_because(self, changed: str) -> None:
-        """Make the plan by what is known now. What the running one reaches is predicted by that, too."""
+    async def _plan_because(self, changed: str, starved: Set[Place] = frozenset()) -> None:
+        """Make the plan by what is known now. What the running one reaches is predicted by that, too; it reaches
+        nothing where workers are `starved`."""
         _log.info("%s: planning again", changed)
         try:
-            await self._plan_again()
+            await self._plan_again(starved=starved)
         except OutriderError as error:
             self._last = f"kept, though {changed}: {error}"
             _log.info("the plan is %s", self._last)
@@ -423,7 +440,7 @@ class PlanKeeper:
         changed = min(self._loads.find_change(shard.device) for shard in replica.shards)
         return slow_down(replica.prediction, ratio / changed)
 
-    async def _plan_again(self, reached: Sequence[Prediction] | None = None) -> None:
+    async def _plan_again(self, reached: Sequence[Prediction] | None = None, starved: Set[Place] = frozenset()) -> None:
         """Make another plan by what is known now, and run it where that is worth a move. `reached`: what the running
         one reaches; None: as is predicted for it on devices as they are now. Raises OutriderError as `_take` does."""
         now_s = self._clock.monotonic_s()
@@ -434,7 +451,7 @@ class PlanKeeper:
         self._requests = first.request.placement.concurrency
         planned = await self._make(first, self._loads.settle(), self._making)
         if reached is None:  # a draft's device counts as well as its target's
-            possible = self._obstacles.list_possible(self.proposal.plan)
+            possible = self._obstacles.list_possible(self.proposal.plan, starved)
             reached = predict_running(possible, planned.proposal.cluster, planned.proposal.wanted)
         await self._take(planned, reached)
 

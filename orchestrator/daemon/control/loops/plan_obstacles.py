@@ -89,17 +89,8 @@ class PlanObstacles:
         return replace(first, request=replace(first.request, drafts=left), assumed=(*first.assumed, *notes))
 
     def _note(self, first: PlanProposal, event: TellLacking | TellRefused, known: dict[Place, str]) -> bool:
-        """Note the places of an event. Of a target in layer shards nobody knows which runtime it is."""
-        model = event.spec.options.get("model", {})
-        if model.get("shards"):
-            return False
-        runtime, host = model.get("adapter", ""), event.spec.node or THIS_NODE
-        places = {
-            (device.id, runtime): event.why
-            for device in first.cluster.devices
-            if device.host == host
-            and is_same_device(first.behind[device.profile].device_for(runtime), event.spec.device)
-        }
+        """Note the places of an event."""
+        places = dict.fromkeys(find_places(first, event.spec), event.why)
         if places.keys() <= known.keys():
             return False
         known |= places
@@ -133,9 +124,9 @@ class PlanObstacles:
         used = {(shard.device, shard.runtime) for replica in plan.replicas for shard in replica.shards}
         return used & (self.lacking | self.refused).keys()
 
-    def list_possible(self, plan: Plan) -> list[ReplicaPlacement]:
-        """Return the replicas of a plan that can be run where they are."""
-        out = self.list_in_use(plan)
+    def list_possible(self, plan: Plan, starved: Set[Place] = frozenset()) -> list[ReplicaPlacement]:
+        """Return the replicas of a plan that can be run where they are; none can where workers are `starved`."""
+        out = self.list_in_use(plan) | starved
         places = [{(shard.device, shard.runtime) for shard in replica.shards} for replica in plan.replicas]
         return [replica for replica, used in zip(plan.replicas, places, strict=True) if not used & out]
 
@@ -151,3 +142,16 @@ class PlanObstacles:
             *(f"{device} {words[device, runtime]} {runtime}" for device, runtime in lacking),
         ]
         return ", ".join(happened) or "all devices take work again"
+
+
+def find_places(first: PlanProposal, spec: WorkerSpec) -> set[Place]:
+    """Return where a worker runs. Of a target in layer shards nobody knows which runtime it is."""
+    model = spec.options.get("model", {})
+    if model.get("shards"):
+        return set()
+    runtime, host = model.get("adapter", ""), spec.node or THIS_NODE
+    return {
+        (device.id, runtime)
+        for device in first.cluster.devices
+        if device.host == host and is_same_device(first.behind[device.profile].device_for(runtime), spec.device)
+    }

@@ -5,7 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from orchestrator.daemon.control.actions import Action, EndStream, LogLine, Notify, TellGauges, TellLacking, TellRefused
+from orchestrator.daemon.control.actions import (
+    Action,
+    EndStream,
+    LogLine,
+    Notify,
+    TellGauges,
+    TellLacking,
+    TellRefused,
+    TellStarved,
+)
 from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerEvent, WorkerSaid, WorkerStarted
 from orchestrator.daemon.control.health.blame import NO_RETRY, refuse
@@ -219,6 +228,7 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     wait_s = state.health.wait_s(replica.parts, now_s)
     state.router.moves.endpoints.pop(replica.worker, None)
     hindrance = _find_hindrance(replica, cause, kind)
+    starved = replica.life.starved
     longest = max((len(stream.submit.prompt) + stream.submit.max_tokens for stream in state.streams.live()), default=0)
     loss = replica.life.observe_end(
         *(cause, kind, now_s),
@@ -231,6 +241,7 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     if loss.restart:
         state.residency.observe_loss()
         replica.state.mark_restarting(loss.restart, now_s + loss.after_s, spent=loss.spent, hindrance=hindrance)
+        actions += [TellStarved(replica.spec)] if starved and not replica.standby else []
     actions += loss.actions
     if replica.rank is Rank.JOINING and replica.life.budget.count("host") >= _HOST_TRIES:
         replica.state.mark_failed(cause)

@@ -101,6 +101,11 @@ class WorkerLife:
         return self._failure.kind if self._failure is not None else ""
 
     @property
+    def starved(self) -> bool:
+        """Whether its worker found no memory to load in."""
+        return self.failure_kind == "out_of_memory" and self._ready_s is None
+
+    @property
     def refused(self) -> bool:
         """Whether its worker said, or was told, that none can ever work here."""
         failure = self._failure

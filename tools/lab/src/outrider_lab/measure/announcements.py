@@ -1,7 +1,10 @@
 """Memory as announced beside memory as used, by runtime, model and slots:
 
-    python -m outrider_lab.measure.announcements --model NAME=FILE ... --json FILE [--adapter RUNTIME ...]
-        [--slots 1 16] [--kv-cache-mib 64] [--device CPU] [--loads 2]
+    python -m outrider_lab.measure.announcements [--model NAME=FILE ...] [--adapter RUNTIME ...] [--report FILE]
+        [--json FILE] [--slots 1 16] [--kv-cache-mib 64] [--device CPU] [--loads 2]
+
+It prints a table for docs/, and ends with 1 where the bars are not held (`_MOST_OFF`, `_MEDIAN_OFF`). Without a model
+it measures the default one. `--json` keeps the cases, and goes on behind those that the file has.
 
 Each case is a process of its own. It prepares the model, loads it as a target's worker does, and runs the largest
 forwards that are announced for it (adapters/conformance/largest_forwards.py). `used` is the most that the process held
@@ -16,7 +19,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -26,10 +30,12 @@ import msgspec
 import psutil
 
 from adapters.conformance.largest_forwards import run_largest_forwards
+from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from adapters.names import CONVERTING_ADAPTERS, GGUF_ADAPTERS
 from adapters.parent_process import end_with_parent
 from device_profiles.units import MIB, human_bytes
+from orchestrator.daemon.systemd.files import DEFAULT_MODEL
 from orchestrator.machine.process_memory import peak_rss_bytes
 from orchestrator.protocol.load_options import EngineOptions, ModelOptions
 from orchestrator.worker.engine.batch import count_logits_rows
@@ -39,6 +45,9 @@ from orchestrator.worker.loading.models import load_target
 # Of a forward, as `limits.max_batch_rows` has them by default.
 _BATCH_ROWS: Final = 1024
 _ADAPTERS: Final = (*GGUF_ADAPTERS, *CONVERTING_ADAPTERS)
+# How far announcements may be from what is used at most and at the median, as shares of that.
+_MOST_OFF: Final = 0.15
+_MEDIAN_OFF: Final = 0.07
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +158,48 @@ def format_case(case: Announced) -> str:
     )
 
 
+def format_table(cases: Sequence[Announced]) -> list[str]:
+    """Return a table of Markdown in MiB: a row for each runtime, model and slots, with its first load and its last."""
+    lines = [
+        "| runtime | model | slots | announced | used | off | by the last load | used | off |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    rows: dict[tuple[str, str, int], list[Announced]] = {}
+    for case in cases:
+        rows.setdefault((case.adapter, case.model, case.slots), []).append(case)
+    for (adapter, model, slots), loads in rows.items():
+        first = next((case for case in loads if not case.corrected), None)
+        last = next((case for case in reversed(loads) if case.corrected), None)
+        cells = " | ".join(_format_cells(case) for case in (first, last))
+        lines.append(f"| `{adapter}` | {model} | {slots} | {cells} |")
+    return lines
+
+
+def _format_cells(case: Announced | None) -> str:
+    if case is None:
+        return " | | "
+    return f"{case.planned / MIB:,.0f} | {case.used / MIB:,.0f} | {case.error:+.1%}"
+
+
+def judge_cases(cases: Sequence[Announced]) -> list[tuple[str, bool]]:
+    """Return a line on the first loads and one on those behind, each with whether the bars are held."""
+    lines = []
+    for corrected, how in ((False, "before any load"), (True, "by the load before")):
+        errors = [abs(case.error) for case in cases if case.corrected == corrected]
+        if errors:
+            held = max(errors) <= _MOST_OFF and median(errors) <= _MEDIAN_OFF
+            line = f"{len(errors)} cases announced {how}: at most {max(errors):.1%} off, median {median(errors):.1%}"
+            bars = f"(bars {_MOST_OFF:.0%} and {_MEDIAN_OFF:.0%}: {'held' if held else 'NOT held'})"
+            lines.append((f"{line} {bars}", held))
+    return lines
+
+
+def _read_cases(file: Path | None) -> list[Announced]:
+    if file is None or not file.exists():
+        return []
+    return msgspec.json.decode(file.read_bytes(), type=list[Announced])
+
+
 def main() -> None:
     """Measure every case, and write and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -160,30 +211,34 @@ def main() -> None:
     parser.add_argument("--kv-cache-mib", type=int, default=64)
     parser.add_argument("--loads", type=int, default=2, help="of each case; all but the first go by those before")
     parser.add_argument("--store", type=Path, default=Path("store"))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--report", type=Path, help="the table as a file")
+    parser.add_argument("--json", type=Path, help="the cases as a file")
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure_here(msgspec.json.decode(arguments.one, type=EngineOptions))))
         return
-    cases: list[Announced] = []
-    models = [model.partition("=") for model in arguments.model]
+    cases, failed = _read_cases(arguments.json), 0
+    named = arguments.model or [f"default={resolve(DEFAULT_MODEL, Path()).path}"]
+    models = [model.partition("=") for model in named]
     wanted = product(arguments.adapter or _ADAPTERS, models, arguments.slots, range(arguments.loads))
     for adapter, (name, _, file), slots, _ in wanted:
         sizes = {"slots": slots, "kv_cache_bytes": arguments.kv_cache_mib * MIB}
         options = build_options(Path(file), arguments.store, adapter, device=arguments.device, **sizes)
         case = measure_case(options, name)
         if isinstance(case, str):
+            failed += 1
             print(f"{adapter} {name}: {case}", flush=True)
             continue
         cases.append(case)
         print(format_case(case), flush=True)
         if arguments.json:
-            arguments.json.write_text(json.dumps([asdict(case) for case in cases], indent=1), encoding="utf-8")
-    for corrected in (False, True):
-        errors = [abs(case.error) for case in cases if case.corrected == corrected]
-        if errors:
-            how = "corrected by the load before" if corrected else "before any load"
-            print(f"{len(errors)} cases, {how}: at most {max(errors):.1%} off, median {median(errors):.1%}")
+            arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(cases), indent=1))
+    verdicts = judge_cases(cases)
+    report = "\n".join([*format_table(cases), "", *(line for line, _ in verdicts)])
+    print(f"\n{report}")
+    if arguments.report:
+        arguments.report.write_text(f"{report}\n", encoding="utf-8")
+    sys.exit(1 if failed or not all(held for _, held in verdicts) else 0)
 
 
 if __name__ == "__main__":
