@@ -73,10 +73,13 @@ Sequences = list[tuple[int, int]]
 sequences = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=6)
 
 
-def plan_sequences(given: Sequences, blocks: int = 60) -> tuple[ForwardPlan, BlockPool, list[Segment]]:
-    """A forward of sequences that hold so many positions, and get so many tokens more."""
+def plan_sequences(
+    given: Sequences, blocks: int = 60, wanted: int = FAR
+) -> tuple[ForwardPlan, BlockPool, list[Segment]]:
+    """A forward of sequences that hold so many positions, and get so many tokens more. `wanted`: of how many of these
+    the logits are, from the last on."""
     pool = BlockPool(BlockRules(blocks, BLOCK, len(given)))
-    batch = [Segment(slot, held, [1] * rows, (0, rows)) for slot, (held, rows) in enumerate(given)]
+    batch = [Segment(slot, held, [1] * rows, (max(0, rows - wanted), rows)) for slot, (held, rows) in enumerate(given)]
     if before := [Segment(slot, 0, [1] * held, (0, 0)) for slot, (held, _) in enumerate(given) if held]:
         pool.reserve(before)
     pool.reserve(batch)
@@ -282,7 +285,7 @@ def test_the_ladder_reaches_512_rows_in_steps_that_double_at_most():
     assert size_of_graph(plan_forward(batch, pool, shapes)) is None
 
 
-def run_on_fake_cuda(monkeypatch: Any, target: Any, name: str, given: Sequences, blocks: int) -> Any:
+def run_on_fake_cuda(monkeypatch: Any, target: Any, name: str, given: Sequences, blocks: int, wanted: int = FAR) -> Any:
     """Return the counts of a second round of sequences on CUDA, and how many layers there are."""
     attention.register()
     dense = name not in ("olmo3",)
@@ -297,7 +300,7 @@ def run_on_fake_cuda(monkeypatch: Any, target: Any, name: str, given: Sequences,
     else:
         network = any_decoder.load_network(target, torch.bfloat16, CPU, MASKED)
         kept, windows, past, layers = LayerKv(2, 16, 16), (), any_decoder._NoPast(), 3
-    plan, _, _ = plan_sequences(given, blocks)
+    plan, _, _ = plan_sequences(given, blocks, wanted)
     with fake_cuda(monkeypatch):
         pool = KvPool([kept] * layers, blocks=blocks, block=BLOCK, dtype=torch.bfloat16, device=CUDA)
         own = ForwardRunner(
@@ -339,6 +342,14 @@ def test_what_a_round_on_cuda_allocates_does_not_grow_with_the_kv_cache(tmp_path
         with monkeypatch.context() as patch:
             made.append(run_on_fake_cuda(patch, target, "llama", MANY, blocks)[0].allocated_bytes)
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("wanted", [1, 3])
+def test_nothing_but_the_wanted_rows_of_logits_comes_back_from_cuda(tmp_path, monkeypatch, wanted):
+    target = prepare(tmp_path, "llama")
+    counts, _ = run_on_fake_cuda(monkeypatch, target, "llama", MANY, 200, wanted)
+    rows = sum(min(wanted, rows) for _, rows in MANY)
+    assert counts.returned_bytes == 4 * rows * read_decoder(target).vocabulary_size
 
 
 def test_a_round_launches_no_more_for_more_sequences_on_the_cpu(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from device_profiles.device_load import DeviceLoad
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
-from orchestrator.daemon.control.actions import TellLacking, TellLoads, TellRefused
+from orchestrator.daemon.control.actions import TellLacking, TellLoads, TellRefused, TellStarved
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
@@ -640,6 +640,24 @@ async def test_a_worker_of_another_configuration_says_nothing_of_this_plan(tmp_p
     plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
     plan_keeper.observe_refused(TellRefused(lacks("SIM", kv_cache=1).spec, "it is too much"))
     assert not await plan_keeper.wait_planned()
+
+
+def tell_memory(plan_keeper: PlanKeeper, free_bytes: int) -> None:
+    """The device that was planned first has so much free memory."""
+    loads = {"here/SIM": DeviceLoad(0.0, 0.0, memory_total_bytes=1 << 30, memory_free_bytes=free_bytes)}
+    plan_keeper.observe_loads(TellLoads(loads, loads))
+
+
+@pytest.mark.parametrize(("free_bytes", "replaced"), [(1 << 10, ["here/SIM.1"]), (1 << 30, [])])
+async def test_a_worker_that_finds_no_memory_is_placed_by_what_is_free(tmp_path, free_bytes, replaced):
+    workers = Workers()
+    plan_keeper = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
+    tell_memory(plan_keeper, free_bytes)
+    plan_keeper.observe_starved(TellStarved(lacks("SIM", kv_cache=1).spec))
+    assert not await plan_keeper.wait_planned(), "it is no worker of this plan"
+    plan_keeper.observe_starved(TellStarved(plan_keeper.running.targets[0]))
+    assert await plan_keeper.wait_planned()
+    assert (workers.replaced, plan_keeper.view().plans) == (replaced, 1), "a slower device that has room serves more"
 
 
 @pytest.mark.parametrize("changed", [False, True])

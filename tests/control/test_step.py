@@ -23,6 +23,7 @@ from orchestrator.daemon.control.actions import (
     StopWorker,
     TellLacking,
     TellRefused,
+    TellStarved,
 )
 from orchestrator.daemon.control.events import (
     ClusterFailed,
@@ -684,6 +685,20 @@ def test_a_worker_that_will_never_serve_is_told_to_whoever_plans_where_its_place
     actions = fail_first(state, Failed("no", restartable=False, kind=kind))
     elsewhere_too = kind in ("not_installed", "model_replaced", "storage", "network", "endpoint")
     assert (TellRefused(spec("t0"), "no") in actions) is not elsewhere_too
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_whoever_plans_hears_of_a_worker_that_found_no_memory_to_load_in(loads: bool) -> None:
+    state = State(max_restarts=9)
+    step(state, WorkersChosen([spec("t0")], []), 0.0)
+    step(state, ClusterOpened(), 0.0)
+    step(state, WorkerStarted(0, "pid 1"), 0.0)
+    if loads:
+        step(state, WorkerSaid(0, READY), 0.0)
+    step(state, WorkerSaid(0, Failed("no room", restartable=True, kind="out_of_memory")), 0.0)
+    step(state, WorkerEnding(0, "it ended", "crashed"), 0.0)
+    actions = step(state, WorkerEnded(0, "it ended", "crashed"), 0.0)
+    assert (TellStarved(spec("t0")) in actions) is not loads, "where it has served, a smaller KV cache may do"
 
 
 def test_a_runtime_that_serves_on_a_device_is_not_why_a_second_worker_of_it_fails_there() -> None:

@@ -22,11 +22,13 @@ _VALUES_READ = (_aten._local_scalar_dense, _aten.nonzero, _aten.equal, _aten.mas
 
 @dataclass
 class Counts:
-    """Of what ran: `waits`, each by what is waited for; operations by name; and bytes that were allocated on CUDA."""
+    """Of what ran: `waits`, each by what is waited for; operations by name; bytes allocated on CUDA, and those
+    that came back to the host."""
 
     waits: list[str] = field(default_factory=list)
     operations: list[str] = field(default_factory=list)
     allocated_bytes: int = 0
+    returned_bytes: int = 0
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
@@ -45,10 +47,12 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped he
         packet = getattr(function, "overloadpacket", function)
         if packet in _VALUES_READ and _is_cuda(before):
             counts.waits.append(name)
-        elif packet in (_aten._to_copy, _aten.copy_) and not _is_queued(args, given):
+        elif packet in (_aten._to_copy, _aten.copy_):
             ends = [made.device.type, before[-1].device.type]
-            if sorted(ends) == ["cpu", "cuda"]:
+            if sorted(ends) == ["cpu", "cuda"] and not _is_queued(args, given):
                 counts.waits.append(f"{name} {ends[1]} to {ends[0]}")
+            if ends == ["cpu", "cuda"]:
+                counts.returned_bytes += before[-1].numel() * before[-1].element_size()
         schema = getattr(function, "_schema", None)
         if schema is None or not any(value.alias_info for value in schema.returns):
             new = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
