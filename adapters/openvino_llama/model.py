@@ -229,6 +229,12 @@ class TwoRuntimesModel:
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         return self._decoder.count_needed_blocks([_as_decoded(segment) for segment in batch])
 
+    def count_touched_blocks(self) -> int:
+        """See adapters.loaded_model.CountsTouchedBlocks: the share of both caches, whose blocks have one size."""
+        both = (self._reader, self._decoder)
+        touched = sum(model.count_touched_blocks() for model in both)
+        return touched * self.capabilities.total_blocks // sum(model.block_rules.blocks for model in both)
+
     def export_kv(self, slot: int, positions: int, start_page: int = 0) -> Iterator[Bytes]:
         return self._decoder.export_kv(slot, positions, start_page)
 

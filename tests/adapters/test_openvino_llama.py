@@ -65,6 +65,21 @@ def test_rows_behind_a_prompt_are_what_the_reference_computes(tmp_path, shape):
     model.close()
 
 
+def test_it_is_known_how_much_of_both_caches_was_ever_used(tmp_path):
+    shape = tiny("llama", context=1024)
+    write(tmp_path / "tiny.gguf", shape)
+    model = load(prepare(tmp_path / "tiny.gguf"))
+    total, tokens = model.capabilities.total_blocks, text_of(shape, 320)
+    unused = model.count_touched_blocks()
+    model.forward([Segment(0, 0, tokens, (0, 0))])
+    read = model.count_touched_blocks()
+    model.forward([Segment(0, 320, tokens, (0, 0), apart=True)])
+    assert 0 <= unused < read < model.count_touched_blocks() <= total
+    model.release(0)
+    assert read < model.count_touched_blocks(), "what was written stays in memory"
+    model.close()
+
+
 def test_a_prefix_that_the_reader_let_go_of_is_given_back_to_it_to_the_bit(tmp_path):
     shape = tiny("llama", context=1024)
     write(tmp_path / "tiny.gguf", shape)
