@@ -170,15 +170,15 @@ def format_table(cases: Sequence[Announced]) -> list[str]:
     for (adapter, model, slots), loads in rows.items():
         first = next((case for case in loads if not case.corrected), None)
         last = next((case for case in reversed(loads) if case.corrected), None)
-        cells = " | ".join(_format_cells(case) for case in (first, last))
-        lines.append(f"| `{adapter}` | {model} | {slots} | {cells} |")
+        cells = "".join(map(_format_cells, (first, last)))
+        lines.append(f"| `{adapter}` | {model} | {slots} |{cells}")
     return lines
 
 
 def _format_cells(case: Announced | None) -> str:
     if case is None:
-        return " | | "
-    return f"{case.planned / MIB:,.0f} | {case.used / MIB:,.0f} | {case.error:+.1%}"
+        return " | | |"
+    return f" {case.planned / MIB:,.0f} | {case.used / MIB:,.0f} | {case.error:+.1%} |"
 
 
 def judge_cases(cases: Sequence[Announced]) -> list[tuple[str, bool]]:
