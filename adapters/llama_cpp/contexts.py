@@ -234,7 +234,7 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
         """Run sequences in one pass over the weights: none has more rows than a call."""
         sequences = [self._prepare_for(segment) for segment, _ in parts]
         starts: list[tuple[int, range]] = []
-        with self._library.join(self._opened.threads):
+        with self._library.share_pass(self._opened.threads):
             for (segment, _), sequence in zip(parts, sequences, strict=True):
                 starts.append(self._start(sequence, segment))
         for place, (segment, logits) in enumerate(parts):

@@ -144,7 +144,7 @@ class ForkLibrary(NativeLibrary):
             raise self._refuse_state("take")
 
     @contextmanager
-    def join(self, threads: int) -> Iterator[None]:
+    def share_pass(self, threads: int) -> Iterator[None]:
         self._calls["ggml_joint_begin"]()
         try:
             yield

@@ -89,7 +89,7 @@ class NativeLibrary(ABC):
     least_fed_rows = 1
     """Of a forward that is given rows of an embedding and no tokens."""
     joins = False
-    """Whether `join` computes several contexts in one pass over the weights."""
+    """Whether `share_pass` computes several contexts in one pass over the weights."""
     has_faults = False
     """Whether it computes some files otherwise than llama.cpp (fork_faults.py)."""
 
@@ -300,13 +300,13 @@ class NativeLibrary(ABC):
         """Return the logits of the last forward's wanted rows, in their order, as the library holds them."""
         return np.ctypeslib.as_array(self._calls["llama_get_logits"](context), (rows, outputs))
 
-    def join(self, threads: int) -> AbstractContextManager[None]:
+    def share_pass(self, threads: int) -> AbstractContextManager[None]:
         """Compute what is decoded within in one pass, at its end; `read_joined` has the logits then. All of it is of
         one model, and of different contexts. Raises OutOfMemory."""
         raise Unsupported(f"{self.name} computes one context after another")
 
     def read_joined(self, place: int, outputs: int) -> Logits:
-        """Return the logits of the context that was decoded as the `place`th within `join`, as the library holds them:
+        """Return the logits of the context that was decoded as the `place`th within `share_pass`, as the library holds them:
         those of the wanted rows, or of all rows."""
         raise Unsupported(f"{self.name} computes one context after another")
 

@@ -40,7 +40,7 @@ def find_planned(daemon: Daemon) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "log_line"),
     [
         ({"lost": True}, "here/CUDA:0 refuses work: planning again"),
         ({"memory_errors": 2}, "here/CUDA:0 refuses work: planning again"),
@@ -50,7 +50,7 @@ def find_planned(daemon: Daemon) -> list[str]:
     ids=["falls off the bus", "memory errors", "lower clocks", "a neighbour takes its memory"],
 )
 def test_a_daemon_plans_again_behind_a_fault_of_its_device_and_streams_are_whole(
-    tmp_path: Path, site: Path, plain: Daemon, facts: dict[str, Any], told: str
+    tmp_path: Path, site: Path, plain: Daemon, facts: dict[str, Any], log_line: str
 ) -> None:
     expected = [read_stream(plain, seed) for seed in range(STREAMS)]
     extra = "placement: {profile: never, drift_after_s: 0.5, replan_pause_s: 0.2}\nlimits: {kv_cache: 64 MiB}"
@@ -65,4 +65,4 @@ def test_a_daemon_plans_again_behind_a_fault_of_its_device_and_streams_are_whole
         daemon.wait_for("ready", device="CUDA:1")
         assert daemon.status()["plan"]["moves"] == 1
         assert read_stream(daemon, 0) == expected[0]
-    assert told in config.with_suffix(".log").read_text()
+    assert log_line in config.with_suffix(".log").read_text()

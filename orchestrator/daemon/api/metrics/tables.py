@@ -343,7 +343,7 @@ VARIANT: Final[Figures[RequestTotals]] = (
 """Of a request that ended, under a canary."""
 
 
-def _read_arms(view: TrialView, name: str) -> Reading:
+def _read_variants(view: TrialView, name: str) -> Reading:
     known = {variant: getattr(figures, name) for variant, figures in view.arms.items()}
     return {
         (variant, at): value
@@ -354,14 +354,14 @@ def _read_arms(view: TrialView, name: str) -> Reading:
 
 
 TRIALS: Final[Figures[TrialView]] = (
-    gauge("arm_ttft_ms", "Mean TTFT of the trial, and its 95 % interval.", lambda view: _read_arms(view, "ttft_ms"),
+    gauge("arm_ttft_ms", "Mean TTFT of the trial, and its 95 % interval.", lambda view: _read_variants(view, "ttft_ms"),
             "arm", "at"),
-    gauge("arm_tpot_ms", "Mean TPOT of the trial, and its 95 % interval.", lambda view: _read_arms(view, "tpot_ms"),
+    gauge("arm_tpot_ms", "Mean TPOT of the trial, and its 95 % interval.", lambda view: _read_variants(view, "tpot_ms"),
             "arm", "at"),
     gauge("arm_acceptance_rate", "Mean acceptance of requests, and its interval.",
-            lambda view: _read_arms(view, "acceptance"), "arm", "at"),
+            lambda view: _read_variants(view, "acceptance"), "arm", "at"),
     gauge("arm_agreement", "Mean share of tokens that are the target's own choice.",
-            lambda view: _read_arms(view, "agreement"), "arm", "at"),
+            lambda view: _read_variants(view, "agreement"), "arm", "at"),
     gauge("canary_share", "Share of the requests that the canary gets now.", lambda view: view.effective_share),
     gauge("canary_phase", "1 for the phase that the canary is in.",
             lambda view: {phase: view.phase == phase for phase in (TRIAL, PROMOTED, ROLLED_BACK)}, "phase"),
