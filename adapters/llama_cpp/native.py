@@ -306,8 +306,8 @@ class NativeLibrary(ABC):
         raise Unsupported(f"{self.name} computes one context after another")
 
     def read_joined(self, place: int, outputs: int) -> Logits:
-        """Return the logits of the context that was decoded as the `place`th within `share_pass`, as the library holds them:
-        those of the wanted rows, or of all rows."""
+        """Return the logits of the context that was decoded as the `place`th within `share_pass`, as the library holds
+        them: those of the wanted rows, or of all rows."""
         raise Unsupported(f"{self.name} computes one context after another")
 
     def _read_bytes(self, kind: str, context: int, *rest: int) -> NDArray[np.uint8]:

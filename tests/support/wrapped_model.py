@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 
 class WrappedModel:
@@ -18,6 +18,10 @@ class WrappedModel:
 
     def __init__(self, model: Any) -> None:
         self._wrapped = model
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 def _pass_on(name: str) -> property:

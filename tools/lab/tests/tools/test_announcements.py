@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,8 @@ def test_the_bars_are_of_the_largest_error_and_of_the_median(planned_mib: list[i
 
 @NO_FORK
 def test_the_second_load_of_a_model_goes_by_the_first_in_the_table_that_is_printed(tmp_path: Path) -> None:
-    wide = {"hidden": 128, "heads": 2, "kv_heads": 1, "head_dim": 64, "context": 2048}
-    sizes = Tiny("llama", vocabulary=len(CHARACTERS), words=CHARACTERS, **wide)
+    width = Tiny("llama", hidden=128, heads=2, kv_heads=1, head_dim=64, context=2048)
+    sizes = replace(width, vocabulary=len(CHARACTERS), words=CHARACTERS)
     write(tmp_path / "tiny.gguf", sizes)
     size = ["--model", f"tiny={tmp_path}/tiny.gguf", "--adapter", "llama_cpp", "--slots", "1", "--kv-cache-mib", "4"]
     command = [sys.executable, "-m", "outrider_lab.measure.announcements", *size, "--store", str(tmp_path / "store")]
