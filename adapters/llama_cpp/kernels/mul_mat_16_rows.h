@@ -43,7 +43,6 @@ static void mul_mat_q45_k_16_rows(int n, const void * vx, size_t bx, const DataI
         const SixteenRows<Block, 4> rows(vx, bx, ix);
         for (int iy = 0; iy < nrc_y; ++iy) acc[iy] = _mm512_setzero_ps();
         for (int ibl = 0; ibl < nbl; ++ibl) { // Block of 256
-            rows.prefetch(ibl);
             __m128i d[4];
             __m256i s[4], m[4];
             for (int k = 0; k < 4; ++k) {
@@ -67,6 +66,7 @@ static void mul_mat_q45_k_16_rows(int n, const void * vx, size_t bx, const DataI
             }
             for (int iy = 0; iy < nrc_y; ++iy) isum[iy] = _mm512_setzero_si512();
             for (int ib = 0; ib < QK_K/32; ++ib) {
+                rows.template prefetch<QK_K/32>(ibl, ib);
                 for (int k = 0; k < 4; ++k) qx[k] = _mm512_loadu_si512(rows.block(k, ibl).qs + 64*ib);
                 transpose_lanes(qx, lanes);
                 for (int j = 0; j < 2; ++j) { // values 0 to 15, 16 to 31
@@ -123,7 +123,6 @@ static void mul_mat_q6_k_16_rows(int n, const void * vx, size_t bx, const DataIn
         const SixteenRows<block_q6_k_r4, 4> rows(vx, bx, ix);
         for (int iy = 0; iy < nrc_y; ++iy) acc[iy] = _mm512_setzero_ps();
         for (int ibl = 0; ibl < nbl; ++ibl) { // Block of 256
-            rows.prefetch(ibl);
             __m128i d[4];
             for (int k = 0; k < 4; ++k) {
                 d[k] = _mm_loadl_epi64((const __m128i *)rows.block(k, ibl).d);
@@ -147,6 +146,7 @@ static void mul_mat_q6_k_16_rows(int n, const void * vx, size_t bx, const DataIn
             }
             for (int iy = 0; iy < nrc_y; ++iy) isum[iy] = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(isum[iy], 5));
             for (int ib = 0; ib < QK_K/32; ++ib) {
+                rows.template prefetch<QK_K/32>(ibl, ib);
                 for (int k = 0; k < 4; ++k) qx[k] = _mm512_loadu_si512(rows.block(k, ibl).ql + 64*ib);
                 transpose_lanes(qx, lanes);
                 __m256i h[4];

@@ -32,8 +32,8 @@ static void mul_mat_q4_0_16_rows(int n, const void * vx, size_t bx, const DataIn
         for (int iy = 0; iy < nrc_y; ++iy) acc[iy] = _mm512_setzero_ps();
         int ib = 0;
         for (; ib + 4 <= nb; ib += 4) {
-            rows.template prefetch<4>(ib);
             for (int k = 0; k < 4; ++k) {
+                rows.prefetch(ib + k);
                 auto scales = unpack(ib + k);
                 for (int iy = 0; iy < nrc_y; ++iy) {
                     const auto& y = q8.y[iy][ib/4];

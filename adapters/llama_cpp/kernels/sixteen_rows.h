@@ -9,11 +9,12 @@ template <typename Block, int groups> struct SixteenRows {
 
     SixteenRows(const void * vx, size_t bx, int ix) : first((const Block *)((const char *)vx + ix*bx)) {}
     inline const Block & block(int k, int ibl) const { return first[groups*ibl + k]; }
-    // Memory is asked for what comes next: on an EPYC of family 26 half as far, or as far again, took 5 % longer.
-    template <int blocks = 1> inline void prefetch(int ibl) const {
-        constexpr size_t ahead = 4096;
-        auto next = (const char *)(first + groups*ibl) + ahead;
-        for (size_t at = 0; at < blocks*groups*sizeof(Block); at += 64) _mm_prefetch(next + at, _MM_HINT_T0);
+    // Memory is asked for what comes next, a part of the blocks at a time, into the second cache: asked for at once, or
+    // into the first one, an EPYC of family 25 took twice as long (docs/adr/0150-sixteen-rows-of-weights.md).
+    template <int parts = 1> inline void prefetch(int ibl, int part = 0) const {
+        constexpr size_t ahead = 8192, size = groups*sizeof(Block)/parts;
+        auto next = (const char *)(first + groups*ibl) + ahead + part*size;
+        for (size_t at = 0; at < size; at += 64) _mm_prefetch(next + at, _MM_HINT_T1);
     }
 };
 
