@@ -100,6 +100,28 @@ def test_blocks_of_one_system_prompt_are_counted_for_each_who_has_a_copy(tmp_pat
     model.close()
 
 
+@pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS)
+def test_sequences_beside_one_another_have_the_bits_of_each_alone(tmp_path, shape):
+    """In one pass, where the library was built here; one after another else. A pass has at most 24 rows."""
+    write(tmp_path / "tiny.gguf", shape)
+    model = load(prepare(tmp_path / "tiny.gguf"), slots=8, max_batch_rows=512)
+    texts = [[(7 * i * i + 3 * slot) % shape.vocabulary for i in range(60)] for slot in range(8)]
+    held = [5 * slot for slot in range(8)]
+    for slot in range(1, 8):
+        model.forward([Segment(slot, 0, texts[slot][: held[slot]], (0, 0))])
+
+    def take(slot: int, rows: int, first: int) -> Segment:
+        return Segment(slot, held[slot], texts[slot][held[slot] : held[slot] + rows], (first, rows))
+
+    for counts in ([1] * 8, [3, 1, 4, 1, 5, 9, 2, 6], [25, 2, 24, 1, 1, 2, 3, 1], [2, 1, 0, 0, 0, 0, 0, 8]):
+        for last_alone in (False, True):
+            batch = [take(slot, rows, last_alone * (rows - 1)) for slot, rows in enumerate(counts) if rows]
+            alone = [model.forward([segment]).logits.copy() for segment in batch]
+            together = model.forward(batch).logits
+            assert np.array_equal(together.view(np.uint32), np.concatenate(alone).view(np.uint32)), counts
+    model.close()
+
+
 def test_sequences_of_several_models_take_turns_where_the_library_has_too_few_contexts(tmp_path):
     write(tmp_path / "tiny.gguf", tiny("llama"))
     prepared = prepare(tmp_path / "tiny.gguf")
