@@ -130,7 +130,7 @@ class PagedModel(PooledModel):
         self._compiled = compiled
         self._request = compiled.create_infer_request()
         self._caches: list[Any] = []
-        self._bound: dict[str, tuple[Sequence[int] | int | None, np.ndarray[Any, np.dtype[Any]]]] = {}
+        self._bound: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         block_tokens, blocks = self._allocate_cache(options.kv_cache_bytes)
         self._class, self._scratch_block = numerical_class, blocks
         kinds = dict.fromkeys(f"{cache.element_type.type_name}{list(cache.shape)[1:]}" for cache in self._caches)
@@ -247,21 +247,17 @@ class PagedModel(PooledModel):
             self._set(HIDDEN_INPUT, rows.hidden[:, None, :], np.float32)
 
     def _set(self, name: str, values: Sequence[int] | int | Hidden, kind: type[np.generic]) -> None:
-        """Write an input, where these layers have it and the last forward had another. The request keeps a tensor that
-        is only overwritten while its shape stays the same: binding one takes longer than filling it."""
+        """Write an input, where these layers have it. The request keeps a tensor that is only overwritten while its
+        shape stays the same: binding one takes longer than filling it."""
         if name not in self._inputs:
             return
-        listed = None if isinstance(values, np.ndarray) else values
-        before, bound = self._bound.get(name, (None, None))
-        if listed is not None and listed == before:
-            return
+        bound = self._bound.get(name)
         fresh = np.array(values, dtype=kind)
         if bound is not None and bound.shape == fresh.shape:
             bound[...] = fresh
-        else:
-            bound = fresh
-            self._request.set_tensor(name, self._tensor(bound, shared_memory=True))
-        self._bound[name] = listed, bound
+            return
+        self._bound[name] = fresh
+        self._request.set_tensor(name, self._tensor(fresh, shared_memory=True))
 
     @property
     def row_bytes(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -289,6 +289,7 @@ class WorkBeside(NamedTuple):
     gated_ms: float = 0.0
 
 
+@runtime_checkable
 class DrafterBeside(Protocol):
     """A drafter that may work while the target does, or judges by itself whether it pays."""
 
@@ -298,8 +299,7 @@ class DrafterBeside(Protocol):
 
 
 def describe_beside(drafter: Drafter) -> WorkBeside:
-    describe: Callable[[], WorkBeside] | None = getattr(drafter, "describe_beside", None)  # a DrafterBeside's
-    return WorkBeside() if describe is None else describe()  # in each round, where `isinstance` takes some 20 us
+    return drafter.describe_beside() if isinstance(drafter, DrafterBeside) else WorkBeside()
 
 
 @runtime_checkable

@@ -71,6 +71,8 @@ class DrafterCounts:
 
     def add(self, draft: Draft, accepted: int) -> None:
         """A draft was verified, and so many of its leading tokens were accepted."""
+        if not draft.tokens:
+            return
         self._drafted[draft.drafter] += draft.own
         self._accepted[draft.drafter] += min(accepted, draft.own)
         if draft.from_statistics:
@@ -99,11 +101,9 @@ def count_verdict(
 ) -> None:
     """Count what became of a part's draft: for its sequence, its round, and its drafter since the beginning."""
     sequence, draft = part.sequence, part.draft
-    sequence.steps += 1
-    if not draft.tokens:
-        return
     drafted = draft.guessed
     accepted = min(verified.accepted, drafted)
+    sequence.steps += 1
     sequence.drafted += drafted
     sequence.accepted += accepted
     if draft.drafter == PREDICTION:
