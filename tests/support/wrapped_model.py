@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 
 class WrappedModel:
@@ -12,12 +12,11 @@ class WrappedModel:
     ask that whether an object has what a protocol wants.
     """
 
-    def __new__(cls, model: Any, *_: Any, **__: Any) -> Self:
-        members = {name: _pass_on(name) for name in dir(model) if not hasattr(cls, name)}
-        return object.__new__(type(cls.__name__, (cls,), members))
-
     def __init__(self, model: Any) -> None:
         self._wrapped = model
+        own = type(self)
+        members = {name: _pass_on(name) for name in dir(model) if not (name.startswith("__") or hasattr(own, name))}
+        self.__class__ = type(own.__name__, (own,), members)
 
     if TYPE_CHECKING:
 
