@@ -206,11 +206,12 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
     def _group(self, parts: Iterable[Part]) -> Iterator[list[Part]]:
         """Yield what one call computes: several sequences where the library computes their rows in one pass, if each
         has no more rows than that may have."""
+        most_rows = self._most_rows if self._library.joins and not self._width else 0
         together: list[Part] = []
         rows = 0
         for part in parts:
             own = self._pool.count_padded_rows(part[0])
-            if together and (self._width or not self._library.joins or rows + own > self._most_rows):
+            if together and rows + own > most_rows:
                 yield together
                 together, rows = [], 0
             together.append(part)
@@ -233,10 +234,8 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
     def _run_together(self, parts: Sequence[Part]) -> None:
         """Run sequences in one pass over the weights: none has more rows than a call."""
         sequences = [self._prepare_for(segment) for segment, _ in parts]
-        starts: list[tuple[int, range]] = []
         with self._library.share_pass(self._opened.threads):
-            for (segment, _), sequence in zip(parts, sequences, strict=True):
-                starts.append(self._start(sequence, segment))
+            starts = [self._start(sequence, segment) for (segment, _), sequence in zip(parts, sequences, strict=True)]
         for place, (segment, logits) in enumerate(parts):
             (count, wanted), (first, last) = starts[place], segment.rows
             sequences[place].held = segment.start + count
