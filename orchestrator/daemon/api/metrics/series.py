@@ -35,7 +35,7 @@ class PerWorker:
         seen = seen if pid == before else 0.0
         if count > seen:
             series.inc(count - seen)
-        self._seen[labels] = (pid, count, series)
+        self._seen[labels] = (pid, max(seen, count), series)
 
 
 @dataclass(slots=True)
