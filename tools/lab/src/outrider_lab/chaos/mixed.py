@@ -49,6 +49,7 @@ SIMULATED = "simulated:toy?base_ms=40&row_ms=2&other_ms=40&other_bits=1"
 """Four devices of which each has other bits, and the last takes four times as long as the first."""
 _PLACES = 16  # of a member: the most requests at once for which each is measured alone. Bounds time.
 _SETTLED = 4  # times as long as others is a loaded pool measured: so many requests find their places in turn.
+_TURNS = 3  # in which members and pools are measured one after the other: machines drift by a tenth within minutes.
 _LOAD = 2  # requests for each place of a loaded pool: with one, routing leaves the slowest member idle at times.
 _PROFILE_S = 8.0  # as `outrider profile` measures
 _ALL_SERVE_S = 300.0
@@ -134,8 +135,9 @@ class MixedBench:
 
     def _measure(self, pool: Sequence[Member], directory: Path) -> list[dict[str, Any]]:
         """Measure at each load each member alone, by requests that ask for its bits, all of them at the same time,
-        each with so many requests, and the pool. Members of one host share its memory and the cores that its daemon
-        takes, so that a pool is held to what they make side by side, and a plan of a member to what it makes alone."""
+        each with so many requests, and the pool: in turns, of which medians count. Members of one host share its memory
+        and the cores that its daemon takes, so that a pool is held to what they make side by side, and a plan of a
+        member to what it makes alone."""
         tokens = (self.load.prompt_tokens, self.load.output_tokens)
         rows = []
         with serve(self.hosts, directory, self._build_config(pool)) as served:
@@ -145,19 +147,19 @@ class MixedBench:
                 raise BenchError(f"{len(pool)} members are of {len(groups)} groups, so none can be asked alone")
             for concurrency in self.load.concurrencies:
                 measure = partial(measure_tokens_per_s, served, concurrency, tokens, self.load.seconds)
-                made = [measure([group]) for group in groups]
-                alone = [max(rates[name] for rates in made) for name in made[0]]
-                beside = measure(groups)
-                shares = measure()
+                turns = [[*(measure([group]) for group in groups), measure(groups), measure()] for _ in range(_TURNS)]
+                *lone, beside, shares = map(_take_medians, zip(*turns, strict=True))
+                alone = [max(rates) for rates in zip(*lone, strict=True)]
+                together = statistics.median(sum(turn[-1].values()) for turn in turns)
                 planned = _plan(served.directory / "cluster.yaml", self._build_config(pool, concurrency), pool)
                 row = {
                     "concurrency": concurrency,
                     "groups": groups,
                     "members": [*map(_name, pool), "pool"],
-                    "measured_tokens_per_s": [*alone, sum(shares.values())],
-                    "beside_tokens_per_s": list(beside.values()),
+                    "measured_tokens_per_s": [*alone, together],
+                    "beside_tokens_per_s": beside,
                     "predicted_tokens_per_s": planned,
-                    "shares_tokens_per_s": list(shares.values()),
+                    "shares_tokens_per_s": shares,
                 }
                 rows.append(row)
                 self.tell(_describe(row))
@@ -207,6 +209,10 @@ class MixedBench:
             **{name: told.get(name) for name in names},
             "identical": not told["wrong_tokens"] if told else None,
         }
+
+
+def _take_medians(turns: Sequence[dict[str, float]]) -> list[float]:
+    return [statistics.median(turn[name] for turn in turns) for name in turns[0]]
 
 
 def _all_serve(served: Served) -> bool:
