@@ -9,6 +9,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
+from device_profiles.cost import bound_draft_reading
 from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
 from policies.planning.plan import Option, Workload
@@ -105,6 +106,11 @@ def micro_batch_counts(sequences: int) -> list[int]:
 def hops_ms(hops: Sequence[LinkProfile], size_bytes: float) -> float:
     """Return what so many bytes take through all shards, and a token from the last back to the first."""
     return sum(link.transfer_ms(size_bytes) for link in hops[:-1]) + (hops[-1].rtt_ms / 2 if hops else 0.0)
+
+
+def count_draft_reading(workload: Workload) -> int:
+    """Return how many tokens of a prompt a draft model in the target's process reads (ADR 0151)."""
+    return min(workload.prompt_tokens, bound_draft_reading(workload.output_tokens))
 
 
 def kv_bytes(option: Option, workload: Workload, share: float = 1.0) -> float:

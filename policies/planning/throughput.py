@@ -42,7 +42,14 @@ from policies.planning.draft_yield import (
     usual_depth,
 )
 from policies.planning.plan import DrafterFacts, Prediction, Workload
-from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, hops_ms, micro_batch_counts
+from policies.planning.shard_cost import (
+    ModelPart,
+    TargetTimes,
+    context_tokens,
+    count_draft_reading,
+    hops_ms,
+    micro_batch_counts,
+)
 
 Values = TypeVar("Values", float, NDArray[np.float64])
 # Of one sequence's message on the draft's link: ids, confidences, framing. ADR 0017: four tokens are 74 bytes.
@@ -149,7 +156,7 @@ class _Predictor:
         self._first = self._times.prefill_ms + through_ms
         self._plain_prefill = self._prefill = self._times.prefill_beside_ms + through_ms
         if draft is not None and draft.part is not None and not draft.overlap:
-            self._prefill += draft.part.prefill_ms(workload.prompt_tokens)
+            self._prefill += draft.part.prefill_ms(count_draft_reading(workload))
         self._error = max(part.option.cost.error for part in target.parts)
 
     def at(self, depth: int, micro_batches: int) -> Prediction:

@@ -145,6 +145,21 @@ def test_a_prompt_beside_others_is_charged_what_it_adds() -> None:
     assert four.ttft_ms >= 25.0
 
 
+@pytest.mark.parametrize(
+    ("prompt", "output", "read"), [(1000, 100, 100), (1000, 10, 64), (50, 100, 50), (1000, 2000, 1000)]
+)
+def test_a_draft_is_charged_what_it_reads_of_a_prompt(prompt: int, output: int, read: int) -> None:
+    """A token takes 1 ms to read; a draft beside the target reads while that computes."""
+    reader = ModelPart(replace(DRAFT, cost=replace(DRAFT.cost, prefill=StepCost((1.0, 2.0), (1.0, 2.0)))))
+    load = replace(LOAD, prompt_tokens=prompt, output_tokens=output)
+    plain, apart, beside = (
+        predict(TARGET, draft, load, 1)
+        for draft in (None, DraftSide(SURE, reader), DraftSide(SURE, reader, overlap=True, link=LINK))
+    )
+    assert apart.prefill_ms - beside.prefill_ms == pytest.approx(apart.tokens_per_round / output * read)
+    assert beside.prefill_ms == pytest.approx(beside.tokens_per_round * plain.prefill_ms)
+
+
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.integers(1, 8))
 def test_a_draft_that_is_less_sure_than_its_target_makes_the_prediction_less_sure(
     of_target: float, of_draft: float, depth: int

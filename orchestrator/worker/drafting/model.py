@@ -22,6 +22,7 @@ from functools import reduce
 import msgspec
 
 from adapters.contract import AdapterError, LoadedModel
+from device_profiles.cost import bound_draft_reading
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
@@ -57,8 +58,6 @@ _MEASURED_ROWS = 128
 # The least of them counts (ADR 0016). Not tuned.
 _MEASURED_STEPS = 4
 _RESTS = "its last trial brought less than it took; it is tried again when rounds without it have paid for that"
-_LEAST_WINDOW = 64
-"""Tokens of a text that are read at least. ADR 0151: with 32 they are right as often, but for some that repeat it."""
 _FOLLOWED_TOKENS = 2  # fed anyway: the target's own token, and the last accepted one
 
 
@@ -232,8 +231,8 @@ class ModelDrafter:
         of what decoding takes. At a fixed depth nobody asks what it takes."""
         for ask in asks:
             if (known := self._known.get(ask.key)) is not None:
-                left = round(self._guard.estimate_left(known))
-                known.window = sys.maxsize if ask.fixed else max(_LEAST_WINDOW, left)
+                bound = bound_draft_reading(self._guard.estimate_left(known))
+                known.window = sys.maxsize if ask.fixed else bound
 
     def _list_ready(self, asks: Sequence[Ask]) -> Sequence[Ask]:
         """Return those that can be drafted for in this round."""

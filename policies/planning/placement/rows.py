@@ -26,7 +26,7 @@ from policies.planning.plan import (
     Role,
     Workload,
 )
-from policies.planning.shard_cost import MOST_BUSY, ModelPart, kv_bytes, stretch_costs
+from policies.planning.shard_cost import MOST_BUSY, ModelPart, count_draft_reading, kv_bytes, stretch_costs
 from policies.planning.throughput import DraftSide, TargetSide, draft_ms, verify_ms
 
 Floats = NDArray[np.float64]
@@ -218,7 +218,7 @@ def draft_rows(
         ms = [draft_ms(side, load, depth, sequences) for depth in depths]
         late = [draft_ms(beside, load, depth, all_hit_rate(drafter, depth, sequences)[1]) for depth in depths]
         fitting = devices[fits & enough]
-        first = ModelPart(option).prefill_ms(load.prompt_tokens)
+        first = ModelPart(option).prefill_ms(count_draft_reading(load))
         made.add(index, option, fitting, sequences, ms, late, (first, first), fixed, kv)
     return made.rows(), made.rejected
 
