@@ -7,6 +7,7 @@ these are known to hold: where they differ, the bindings and the library are not
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from adapters.llama_cpp.native import (
     check_processor,
     spinning_briefly,
 )
+from adapters.llama_cpp.native_build import OUTDATED, is_outdated
 from adapters.llama_cpp.state import StateFormat, read_format
 from device_profiles.numerical_class import FIXED_WIDTH
 
@@ -56,7 +58,9 @@ _JOINING: Final[CallTable] = {
     "ggml_joint_end": ([], None),
     "ggml_joint_output": ([INT, ctypes.POINTER(INT)], ctypes.POINTER(ctypes.c_float)),
 }
-"""Functions of ours, in libraries that were built here (kernels/joint_graphs.h)."""
+"""Functions of ours, in libraries that were built here (kernels/joint_graphs.h). Libraries of earlier versions go on
+being used (ADR 0156), so one that takes or does something else gets another name."""
+_log = logging.getLogger(__name__)
 
 
 class ForkLibrary(NativeLibrary):
@@ -91,7 +95,11 @@ class ForkLibrary(NativeLibrary):
         self._adds_alike = own is not None and own.parent == find_build_directory()
         self.joins = self._adds_alike and hasattr(api._lib, "ggml_joint_begin")
         calls = _MORE | (_JOINING if self.joins else {})
-        super().__init__(f"ik_llama.cpp ({release})", release, api._lib, structures, calls)
+        name = f"ik_llama.cpp ({release})"
+        if is_outdated():
+            name = f"ik_llama.cpp ({DISTRIBUTION} {installed}, {OUTDATED}: outrider build-kernels)"
+            _log.warning("%s", name)
+        super().__init__(name, release, api._lib, structures, calls)
 
     @property
     def way_out(self) -> str:

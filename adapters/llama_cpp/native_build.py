@@ -16,18 +16,23 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from adapters.contract import AdapterUnavailable
-from adapters.libllama import DISTRIBUTION, find_build_directory
+from adapters.libllama import DISTRIBUTION, find_build_directory, find_fork_build
 
 RELEASE: Final = "0.1.5"
 _SOURCE_SHA256: Final = "33c67eb99e4dcab5e611050433243815709b8b3067753f9ce18375013cf002ad"
 _SOURCES: Final = f"ik_llama_cpp_python-{RELEASE}/vendor/ik_llama.cpp"
 _LIBRARIES: Final = ("src/libllama.so", "ggml/src/libggml.so")
-_OFF: Final = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER", "GGML_IQK_FA_ALL_QUANTS")
-"""What is not needed: the last one is attention over KV caches in 4 bits, half of what there is to compile."""
+_OPTIONS: Final = (
+    *("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON"),
+    *("-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"),
+    *("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF"),
+    "-DGGML_IQK_FA_ALL_QUANTS=OFF",  # attention over KV caches in 4 bits: half of what there is to compile
+)
 
 
 class Edit(NamedTuple):
@@ -120,6 +125,27 @@ EDITS: Final = (
     ),
 )
 _KERNELS: Final = Path(__file__).parent / "kernels"
+_STAMP: Final = "sources"
+"""The file beside a library that says what it was built from."""
+OUTDATED: Final = "built here from other kernels than this version of Outrider has"
+
+
+@cache
+def digest_sources() -> str:
+    """Return a digest of all that decides what is built on a machine: the release, its options, and what is changed."""
+    digest = hashlib.blake2b(f"{_SOURCE_SHA256} {_OPTIONS} {EDITS}".encode(), digest_size=8)
+    for header in sorted(_KERNELS.glob("*.h")):
+        digest.update(header.read_bytes())
+    return digest.hexdigest()
+
+
+def is_outdated() -> bool:
+    """Return whether the library that is used was built here from other kernels than `build` would take."""
+    library, directory = find_fork_build(), find_build_directory()
+    if library is None or library.parent != directory:
+        return False
+    stamp = directory / _STAMP
+    return not stamp.is_file() or stamp.read_text(encoding="utf-8") != digest_sources()
 
 
 def edit_sources(directory: Path, edits: tuple[Edit, ...] = EDITS) -> None:
@@ -154,6 +180,8 @@ def build(source: Path | None, jobs: int, tell: Callable[[str], object]) -> Path
     archive, else pip downloads it. `tell` gets a line for each step. Raises AdapterUnavailable."""
     cmake, compiler = find_tools()
     target = find_build_directory()
+    if is_outdated():
+        tell(f"{target} was {OUTDATED}: it is replaced")
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -168,10 +196,7 @@ def build(source: Path | None, jobs: int, tell: Callable[[str], object]) -> Path
         sources = directory / _SOURCES
         edit_sources(sources)
         made = directory / "made"
-        options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON"]
-        options += [f"-D{name}=OFF" for name in _OFF]
-        options += [f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON"]
-        options += ["-DCMAKE_INSTALL_RPATH=$ORIGIN"]
+        options = [*_OPTIONS, f"-DCMAKE_CXX_COMPILER={compiler}"]
         _run([cmake, "-S", str(sources), "-B", str(made), *options], "cmake finds no way to build it", tell)
         tell(f"compile with {jobs} jobs: some minutes")
         _run([cmake, "--build", str(made), "--target", "llama", "--parallel", str(jobs)], "it does not compile", tell)
@@ -181,6 +206,7 @@ def build(source: Path | None, jobs: int, tell: Callable[[str], object]) -> Path
             kept = target / Path(name).name
             shutil.copy2(made / name, kept.with_suffix(".new"))
             os.replace(kept.with_suffix(".new"), kept)
+        (target / _STAMP).write_text(digest_sources(), encoding="utf-8")
     return target / Path(_LIBRARIES[0]).name
 
 

@@ -158,15 +158,17 @@ def _kernels() -> list[Check]:
     """Whether llama.cpp's kernels are built for this processor, and need no padding."""
     from adapters.contract import AdapterUnavailable
     from adapters.libllama import is_portable
+    from adapters.llama_cpp.native_build import OUTDATED, is_outdated
 
+    name, build = "kernels of llama_cpp", "outrider build-kernels: minutes, once"
     try:
         portable = is_portable()
     except AdapterUnavailable:
         return []
     if not portable:
-        return [Check("kernels of llama_cpp", "ok", "built here")]
-    todo = "outrider build-kernels: minutes, once; a token takes up to a third less, and drafts more"
-    return [Check("kernels of llama_cpp", "ok", "the wheel's, for AVX2", todo)]
+        outdated = is_outdated()
+        return [_judge(name, OUTDATED if outdated else "built here", not outdated, build)]
+    return [Check(name, "ok", "the wheel's, for AVX2", f"{build}; a token takes up to a third less, and drafts more")]
 
 
 def _judge(name: str, finding: str, good: bool, todo: str, *, worst: Verdict = "warn") -> Check:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import venv
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 from adapters.contract import AdapterUnavailable
-from adapters.libllama import FORK_VARIABLE, find_build_directory, find_library, is_portable
+from adapters.libllama import DISTRIBUTION, FORK_VARIABLE, find_build_directory, find_library, is_portable
+from adapters.llama_cpp import native_build
 from adapters.llama_cpp.native import IN_ANY_ROWS
-from adapters.llama_cpp.native_build import EDITS, build, edit_sources
+from adapters.llama_cpp.native_build import EDITS, OUTDATED, build, digest_sources, edit_sources, is_outdated
+from orchestrator.cli.doctor import _kernels
 from tests.support.conformance import NO_FORK
 from tests.support.daemon import outrider_process
 
@@ -101,6 +106,60 @@ def test_what_was_built_here_goes_before_the_wheel_and_behind_what_the_operator_
 
 
 @NO_FORK
+def test_a_library_of_other_kernels_goes_on_being_used_and_is_told_of(prefix, monkeypatch):
+    """Those of the version before, of one that left no word of them, and of an edit that is changed."""
+    assert not is_outdated(), "nothing was built here"
+    built = find_build_directory() / LIBRARY
+    built.parent.mkdir(parents=True)
+    built.write_bytes(b"built")
+    (check,) = _kernels()
+    assert (check.verdict, check.found) == ("warn", OUTDATED)
+    assert check.todo.startswith("outrider build-kernels")
+    stamp = built.with_name("sources")
+    stamp.write_text(digest_sources())
+    assert [check.verdict for check in _kernels()] == ["ok"]
+    digest_sources.cache_clear()
+    monkeypatch.setattr(native_build, "EDITS", EDITS[1:])
+    assert is_outdated()
+    digest_sources.cache_clear()
+    kernels = prefix / "kernels"
+    shutil.copytree(native_build._KERNELS, kernels)
+    monkeypatch.setattr(native_build, "EDITS", EDITS)
+    monkeypatch.setattr(native_build, "_KERNELS", kernels)
+    assert not is_outdated()
+    digest_sources.cache_clear()
+    (kernels / "joint_graphs.h").write_text("// changed")
+    assert is_outdated()
+    digest_sources.cache_clear()
+    monkeypatch.setenv(FORK_VARIABLE, str(prefix / LIBRARY))
+    assert not is_outdated(), "the operator's own is nobody's business"
+
+
+@NO_FORK
+def test_a_worker_names_an_outdated_library_and_the_way_out(tmp_path):
+    """The wheel's library in the place of one that was built here, in an environment of its own."""
+    venv.create(tmp_path / "environment", system_site_packages=True)
+    python = str(tmp_path / "environment" / "bin" / "python")
+    packages = Path(str(distribution(DISTRIBUTION).locate_file("")))
+    paths = os.pathsep.join(path for path in sys.path if path)
+    beside = str(packages / "ik_llama_cpp_python.libs")  # which the wheel's library finds by where it lies
+    environment = {**os.environ, "PYTHONPATH": paths, "LD_LIBRARY_PATH": beside}
+    ask = (
+        "import shutil, sys; from adapters.libllama import find_build_directory as place;"
+        "from adapters.llama_cpp.native_build import digest_sources; at = place(); at.mkdir(parents=True);"
+        "shutil.copy2(sys.argv[1], at);"
+        "sys.argv[2] and (at / 'sources').write_text(digest_sources());"
+        "from adapters.llama_cpp.library import choose_library; print(choose_library().name); shutil.rmtree(at)"
+    )
+    for stamped in ("", "stamped"):
+        command = [python, "-c", ask, str(packages / "ik_llama_cpp" / "lib" / LIBRARY), stamped]
+        done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
+        warning = f"{OUTDATED}: outrider build-kernels"
+        assert (warning in done.stdout, warning in done.stderr) == (not stamped, not stamped)
+        assert "built here" in done.stdout
+
+
+@NO_FORK
 @pytest.mark.slow
 def test_a_build_of_this_machine_needs_no_padding(tmp_path):
     """In an environment of its own, as this one's library is loaded once."""
@@ -111,7 +170,8 @@ def test_a_build_of_this_machine_needs_no_padding(tmp_path):
     subprocess.run([python, "-m", "orchestrator.cli.main", "build-kernels"], check=True, env=environment)
     ask = (
         "from adapters.llama_cpp.library import choose_library; from adapters.contract import Exactness;"
-        "print(choose_library().list_classes('CPU', Exactness.BIT)[0])"
+        "from adapters.llama_cpp.native_build import is_outdated;"
+        "print(choose_library().list_classes('CPU', Exactness.BIT)[0], is_outdated())"
     )
     done = subprocess.run([python, "-c", ask], check=True, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == str([IN_ANY_ROWS])
+    assert done.stdout.strip() == f"{[IN_ANY_ROWS]} False"
