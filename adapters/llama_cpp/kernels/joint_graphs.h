@@ -22,7 +22,7 @@ static _Thread_local struct {
     char * shared;    // of all threads: quantised rows, and what nodes need
     char * own;       // of each thread
     float * product;  // of all graphs
-    size_t n_shared, n_own, n_all_own, n_product, n_places;
+    size_t n_shared, n_own, n_all_own, n_product, n_all_stops, n_all_alone;
 } joint;
 
 GGML_API GGML_CALL void ggml_joint_begin(void) {
@@ -109,15 +109,9 @@ static bool joint_plan(int n_threads) {
     for (int g = 0; g < joint.n_graphs; ++g) {
         n_places += joint.graphs[g].graph->n_nodes;
     }
-    if (joint.n_places < n_places) {
-        free(joint.stops);
-        free(joint.alone);
-        joint.stops = malloc(n_places*sizeof(int));
-        joint.alone = malloc(n_places*sizeof(bool) + 1);
-        joint.n_places = joint.stops && joint.alone ? n_places : 0;
-        if (!joint.n_places) {
-            return false;
-        }
+    if (!joint_grow((void **) &joint.stops, &joint.n_all_stops, n_places*sizeof(int)) ||
+        !joint_grow((void **) &joint.alone, &joint.n_all_alone, n_places*sizeof(bool) + 1)) {
+        return false;
     }
     int * place = joint.stops;
     size_t n_shared = 0, n_own = 0, n_product = 0;
