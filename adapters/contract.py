@@ -28,6 +28,7 @@ from adapters.errors import (
 )
 from adapters.loaded_model import (
     NO_REWIND,
+    BestLogits,
     BlockRules,
     Capabilities,
     CountedShard,
@@ -62,6 +63,7 @@ __all__ = [
     "Adapter",
     "AdapterError",
     "AdapterUnavailable",
+    "BestLogits",
     "BlockRules",
     "Capabilities",
     "CapacityError",

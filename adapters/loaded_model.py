@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,8 @@ class Segment:
     `slot` names the sequence (0 <= slot < capabilities.slots). `start` is the position of the first token, at most what
     the slot holds. A smaller `start` rolls the slot back to it first, but never into positions that the slot shares.
     Row i predicts the token at position start + i + 1. `rows` is the half-open range of offsets into `tokens` whose
-    logits come back. `apart`: the rows use the single-row kernel (see Capabilities.apart_tokens).
+    logits come back. `apart`: the rows use the single-row kernel (see Capabilities.apart_tokens). `best`: so many of
+    the best logits of each wanted row are enough (see Capabilities.best_logits), 0: all of them come back.
     """
 
     slot: int
@@ -44,17 +45,28 @@ class Segment:
     tokens: Sequence[int]
     rows: tuple[int, int]
     apart: bool = False
+    best: int = 0
+
+
+class BestLogits(NamedTuple):
+    """The best `logits` (float32) of rows, and which of a row's outputs they are (`ids`, uint32), both of shape
+    (rows, k). The best comes first, the lower id first among equals, NaN before all."""
+
+    logits: Logits
+    ids: NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
     """`logits`: float32, shape (wanted rows over all segments in order, spec.outputs), valid until the next
     forward. `device_ms`: the runtime's own time for this forward, without the adapter's. `stage_ms`: each stage's part
-    of it, where there are several."""
+    of it, where there are several. `best`: of the segments for which the best are enough (Segment.best), in order,
+    valid as long; `logits` has the rows of the others. k is no less than any of them asks for, or all outputs."""
 
     logits: Logits
     device_ms: float
     stage_ms: tuple[float, ...] = ()
+    best: BestLogits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,9 @@ class Capabilities:
     sequence is run in forwards of these widths, and a row that is left over costs like one that is used.
 
     `device_name`: for people, where it is another than that of `Adapter.devices`, "" where it is that.
+
+    `best_logits`: a segment may ask for up to so many of each row's best logits alone (Segment.best), so that the
+    others stay on the device; 0: rows come back whole.
 
     `rewinds`: a slot can be rolled back to any position. Where it is not (a recurrent state is one of all tokens so
     far), a segment starts where its slot ends, or at 0, which begins the slot anew. Drafts could not be taken back, so
@@ -97,6 +112,7 @@ class Capabilities:
     static_widths: tuple[int, ...] = ()
     rewinds: bool = True
     device_name: str = ""
+    best_logits: int = 0
 
     @property
     def activations(self) -> Precision:
@@ -283,11 +299,12 @@ def cut_layers(counts: Sequence[int], layers: int, model: str) -> list[LayerRang
 class ShardResult:
     """What a range of layers gives, valid until its next forward: behind the last layer `output` is logits, as
     ForwardResult has them; else hidden states, float32, shape (all tokens of the batch in order, hidden size).
-    `device_ms`: the runtime's own time. `stays`: the next forward leaves `output` as it is."""
+    `device_ms`: the runtime's own time. `stays`: the next forward leaves `output` as it is. `best`: as there."""
 
     output: NDArray[np.float32]
     device_ms: float
     stays: bool = False
+    best: BestLogits | None = None
 
 
 class CountedShard(KvCalls, Protocol):

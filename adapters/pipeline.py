@@ -171,6 +171,7 @@ def _join_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
         block_tokens=block_tokens,
         total_blocks=min(shard.total_blocks * shard.block_tokens // block_tokens for shard in all_of),
         row_invariant=all(shard.row_invariant for shard in all_of),
+        best_logits=0,
         min_rows=max(shard.min_rows for shard in all_of),
         weights=" + ".join(dict.fromkeys(shard.weights for shard in all_of)),
         device="+".join(shard.device for shard in all_of),

@@ -59,6 +59,7 @@ def describe_capabilities(
     *,
     weights: str,
     device: str,
+    best_logits: int = 0,
 ) -> Capabilities:
     """Return what a model can do that pays for each segment the rows that its rules pad it to."""
     return Capabilities(
@@ -73,6 +74,7 @@ def describe_capabilities(
         numerical_class=numerical_class,
         exactness=options.exactness,
         device=device,
+        best_logits=best_logits,
     )
 
 
@@ -99,6 +101,8 @@ class PooledSlots:
         """Refuse what is beyond the capabilities. Raises Unsupported."""
         caps = self.capabilities
         self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
+        if (best := max(segment.best for segment in batch)) > caps.best_logits:
+            raise Unsupported(f"the {best} best logits of a row are asked for, and {caps.best_logits} can be at most")
 
     def count_cached_positions(self, slot: int) -> int:
         return self._pool.count_cached_positions(slot)
@@ -127,7 +131,7 @@ class PooledModel(PooledSlots):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         result = self.forward_layers(batch, None)
-        return ForwardResult(result.output, result.device_ms)
+        return ForwardResult(result.output, result.device_ms, best=result.best)
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
         raise NotImplementedError

@@ -38,6 +38,31 @@ def test_forward_returns_the_rows_asked_for(model: LoadedModel) -> None:
     assert model.count_cached_positions(2) == 10
 
 
+def test_the_best_logits_are_those_of_whole_rows(model: LoadedModel) -> None:
+    most = model.capabilities.best_logits
+    if not most:
+        pytest.skip("its rows come back whole")
+    tokens = text(model, 12)
+    whole = run(model, 0, tokens, [12])
+    for slot, count in enumerate(sorted({1, min(2, most), most}), 1):
+        batch = [
+            Segment(slot, 0, tokens, (4, 12), best=count),
+            Segment(slot + 4, 0, tokens, (9, 12)),
+            Segment(slot + 8, 0, tokens, (11, 12), best=1),
+        ]
+        result = model.forward(batch)
+        assert np.array_equal(bits(result.logits), bits(whole[9:]))
+        rows = whole[[*range(4, 12), 11]]
+        assert result.best is not None
+        ids, given = result.best.ids, result.best.logits
+        assert ids.shape == given.shape == (9, min(count, whole.shape[1]))
+        assert (ids.dtype, given.dtype) == (np.uint32, np.float32)
+        assert np.array_equal(ids, np.argsort(-rows, axis=1, kind="stable")[:, :count])
+        assert np.array_equal(bits(given), bits(np.take_along_axis(rows, ids, axis=1)))
+    with pytest.raises(Unsupported):
+        model.forward([Segment(0, 11, tokens[11:], (0, 1), best=most + 1)])
+
+
 def require_rewinds(model: LoadedModel) -> None:
     """Skip a test of what slots that cannot be rolled back do not do."""
     if not model.capabilities.rewinds:

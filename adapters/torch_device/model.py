@@ -21,7 +21,6 @@ from adapters.contract import (
     KvLayout,
     LayerRange,
     LoadOptions,
-    Logits,
     NumericalClass,
     OutOfMemory,
     Precision,
@@ -33,11 +32,13 @@ from adapters.decoder.spec import DecoderSpec
 from adapters.head_facts import check_head, read_head
 from adapters.kv_blocks import BlockPool
 from adapters.pooled import Bytes, PooledModel, describe_capabilities
+from adapters.torch_device.best_logits import MOST_BEST
 from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.lora import LoraRows
 from adapters.torch_device.plan import BLOCK_TOKENS, ForwardPlan, Shapes, plan_forward
 from adapters.torch_device.runner import ForwardRunner
 from adapters.torch_device.split import split_decoder
+from device_profiles.device_names import is_processor
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
@@ -83,7 +84,7 @@ class KvMemory(Protocol):
 class PlanRunner(Protocol):
     """See adapters.torch_device.runner.ForwardRunner."""
 
-    def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> tuple[Logits | Hidden, float]: ...
+    def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> ShardResult: ...
 
     def take_memory_back(self) -> bool: ...
 
@@ -123,8 +124,15 @@ class TorchModel(PooledModel):
         self._states: list[HiddenStates] = []
         self._options = options
         self.spec = spec
+        crosses = not is_processor(options.device) and layers == LayerRange(0, spec.layers)
         self.capabilities = describe_capabilities(
-            self.block_rules, spec, options, numerical_class, weights=weights, device=options.device
+            self.block_rules,
+            spec,
+            options,
+            numerical_class,
+            weights=weights,
+            device=options.device,
+            best_logits=MOST_BEST if crosses else 0,
         )
 
     def attach_head(self, directory: Path, slots: int) -> TorchHead:
@@ -169,7 +177,7 @@ class TorchModel(PooledModel):
             numbers = [-self._pool.find_root(segment.slot) for segment in batch for _ in segment.tokens]
             self._lora_rows.set_numbers(np.array(numbers + [0] * (len(plan.ids) - len(numbers)), np.int64))
         try:
-            output, device_ms = self._runner.run(plan, hidden)
+            return self._runner.run(plan, hidden)
         except DeviceLost:
             self.close()
             raise
@@ -180,7 +188,6 @@ class TorchModel(PooledModel):
             else:
                 self.close()
             raise failure from error
-        return ShardResult(output, device_ms)
 
     def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
         if self._memory is None:

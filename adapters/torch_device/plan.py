@@ -107,7 +107,8 @@ class Group:
 class ForwardPlan:
     """`ids`, `positions`, `writes` (each row's place in the KV pool), all (rows,). `tiles`: the rows of all tiles
     one after the other; `sources`, (rows,): where among them a row's attention stands. `wanted`: rows whose
-    logits come back, of which the first `wanted_count` were asked for. The first `token_count` rows are tokens'."""
+    logits come back, of which the first `wanted_count` were asked for: the first `whole_count` whole, and of the rest
+    the `best` logits. The first `token_count` rows are tokens'."""
 
     ids: Indices
     positions: Indices
@@ -116,6 +117,8 @@ class ForwardPlan:
     sources: Indices
     wanted: Indices
     wanted_count: int
+    whole_count: int
+    best: int
     token_count: int
     groups: tuple[Group, ...]
 
@@ -129,7 +132,7 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
     writes = np.full(rows, pool.total * pool.block_tokens, np.int64)
     sources = np.zeros(rows, np.int64)
     tiles: list[Indices] = []
-    wanted: list[Indices] = []
+    wanted: tuple[list[Indices], list[Indices]] = ([], [])
     groups: list[Group] = []
     at = tiled = 0
     for segment in batch:
@@ -145,10 +148,10 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
         sources[own] = tiled + np.arange(size)
         first = groups[-1].stop if groups else 0
         groups.append(Group(first, first + parts, tile, _pad_table(table, shapes.key_blocks, pool.total + 1)[None]))
-        wanted.append(at + np.arange(*segment.rows))
+        wanted[segment.best > 0].append(at + np.arange(*segment.rows))
         at += size
         tiled += parts * tile
-    wanted_rows = np.concatenate(wanted)
+    wanted_rows = np.concatenate([rows for some in wanted for rows in some])
     heads = shapes.pad_rows(len(wanted_rows))
     return ForwardPlan(
         ids=ids,
@@ -158,6 +161,8 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
         sources=sources,
         wanted=np.concatenate([wanted_rows, np.zeros(heads - len(wanted_rows), np.int64)]),
         wanted_count=len(wanted_rows),
+        whole_count=sum(map(len, wanted[0])),
+        best=max((segment.best for segment in batch if segment.rows[0] < segment.rows[1]), default=0),
         token_count=count,
         groups=tuple(groups),
     )

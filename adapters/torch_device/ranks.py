@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from adapters.contract import AdapterError, DeviceLost, Hidden, LayerRange, LoadOptions, Logits, NumericalClass
+from adapters.contract import AdapterError, DeviceLost, Hidden, LayerRange, LoadOptions, NumericalClass, ShardResult
 from adapters.torch_device.attention import KvPool
 from adapters.torch_device.model import KvMemory, PlanRunner
 from adapters.torch_device.parts import LoadedPart, load_part
@@ -234,7 +234,7 @@ class SplitRunner:
     def __init__(self, own: ForwardRunner, ranks: Ranks) -> None:
         self.own, self.ranks = own, ranks
 
-    def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> tuple[Logits | Hidden, float]:
+    def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> ShardResult:
         """See ForwardRunner. Raises what a rank failed with."""
         self.ranks.post(RunPlan(plan, hidden))
         try:

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from adapters.contract import Hidden, Logits
+from adapters.contract import Hidden, Logits, ShardResult
 from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch, attending
+from adapters.torch_device.best_logits import find_best, read_best
 from adapters.torch_device.flex import FAR, FlexBatch, Kernel, PageTables, pin, send_array
 from adapters.torch_device.plan import (
     LADDER,
@@ -204,7 +205,7 @@ class ForwardRunner:
             most_rows = MOST_WANTED if last else LADDER[-1]
             self._graphs = Graphs(self.forwards, self._recorder, most_rows=most_rows)
         self._clock = _CudaClock() if device.type == "cuda" else _HostClock()
-        self._host: Any = None
+        self._host: dict[Any, Any] = {}
 
     def add_watch(self, watch: LayerWatch) -> None:
         """Let something keep what layers give, from the next forward on, until it is closed. Any thread may say so."""
@@ -217,10 +218,9 @@ class ForwardRunner:
                 for size in sizes:
                     self._graphs.prepare(size)
 
-    def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> tuple[Logits | Hidden, float]:
-        """Return the wanted rows of logits, or the hidden states of all tokens, valid until the next call, and the
-        milliseconds that the device took. `hidden`: what the tokens are where the model's first layer is not here. The
-        host waits once, for the rows."""
+    def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> ShardResult:
+        """Return the wanted rows of logits, or the hidden states of all tokens, valid until the next call. `hidden`:
+        what the tokens are where the model's first layer is not here. The host waits once, for all that comes back."""
         with torch.inference_mode(), on_device(self._device):
             self._change_watches()
             # Graphs have no input for hidden states: these layers run as they come.
@@ -229,8 +229,13 @@ class ForwardRunner:
                 self._graphs.prepare(size)
             self._clock.start()
             made = self._graphs.replay(plan, size) if self._graphs and size else self._rows(plan, hidden)
-            rows = self._send_back(made[: plan.wanted_count if self._last else plan.token_count])
-            return rows, self._clock.stop_ms()
+            if not self._last:
+                return ShardResult(self._send_back(made[: plan.token_count]), self._clock.stop_ms())
+            rows, best = self._send_back(made[: plan.whole_count]), None
+            if plan.best:
+                found = find_best(made[plan.whole_count : plan.wanted_count], plan.best)
+                best = read_best(self._send_back(found))
+            return ShardResult(rows, self._clock.stop_ms(), best=best)
 
     def take_memory_back(self) -> bool:
         """After a forward had no memory: give back what nothing uses. False: a graph was being captured, and what the
@@ -297,16 +302,17 @@ class ForwardRunner:
         padded[: len(hidden)] = send_array(hidden, self._device)
         return padded
 
-    def _send_back(self, rows: Any) -> Logits:
-        """Queue what brings rows to the host, and return where they will be."""
+    def _send_back(self, values: Any) -> Any:
+        """Queue what brings values to the host, and return where they will be, as an array."""
         if self._device.type == "cpu":
-            logits: Logits = rows.numpy()
-            return logits
-        if self._host is None or len(self._host) < len(rows):
-            self._host = pin(torch.empty(rows.shape, dtype=torch.float32))
-        self._host[: len(rows)].copy_(rows, non_blocking=True)
-        sent: Logits = self._host.numpy()[: len(rows)]
-        return sent
+            return values.numpy()
+        count, held = values.numel(), self._host.get(values.dtype)
+        if held is None or len(held) < count:
+            held = self._host[values.dtype] = pin(torch.empty(count, dtype=values.dtype))
+        sent = held[:count].view(values.shape)
+        if count:
+            sent.copy_(values, non_blocking=True)
+        return sent.numpy()
 
 
 class _HostClock:

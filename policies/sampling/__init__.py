@@ -22,10 +22,11 @@ not judged.
 
 from policies.sampling.coupled import choose
 from policies.sampling.filters import distribution
-from policies.sampling.params import Acceptance, Breaker, Dry, NotFinite, Row, Rule, Sampling, require_finite
+from policies.sampling.params import Acceptance, Breaker, Dry, Ids, NotFinite, Row, Rule, Sampling, require_finite
 from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrate_tolerance, watch_tolerance
 from policies.sampling.verify import (
     PROPOSAL_WIDTH,
+    CoupledDraft,
     DraftDistribution,
     VerifiedDraft,
     propose,
@@ -37,8 +38,10 @@ __all__ = [
     "PROPOSAL_WIDTH",
     "Acceptance",
     "Breaker",
+    "CoupledDraft",
     "DraftDistribution",
     "Dry",
+    "Ids",
     "NotFinite",
     "Row",
     "Rule",

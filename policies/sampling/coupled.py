@@ -11,36 +11,40 @@ from numpy.typing import NDArray
 
 from policies.sampling import noise
 from policies.sampling.filters import contenders, narrow_row, nucleus_size
-from policies.sampling.params import NotFinite, Row, Sampling, finite_top, scale_logits
+from policies.sampling.params import Ids, NotFinite, Row, Sampling, finite_top, scale_logits
 
 # Says how many tokens are looked at closely, and no choice depends on it (ADR 0038). Not tuned.
 _SCREEN_NATS = 5.0
 
 
-def greedy(rows: Row) -> list[int]:
-    """Return the best token of each row, the lowest id where several tie. Raises NotFinite."""
+def greedy(rows: Row, ids: Ids | None = None) -> list[int]:
+    """Return the best token of each row, the lowest id where several tie. `ids`: see `choose_each`. Raises
+    NotFinite."""
     best = [int(row.argmax()) for row in rows]
     if not all(math.isfinite(row[token]) for row, token in zip(rows, best, strict=True)):
         raise NotFinite("the logits are not finite")
-    return best
+    return best if ids is None else [int(own[place]) for own, place in zip(ids, best, strict=True)]
 
 
 def choose(row: Row, sampling: Sampling, position: int) -> int:
     """Return the target's choice at `position` from its logits (float32, shape (vocabulary,)). Raises NotFinite."""
-    return choose_each([(row, sampling, position)])[0]
+    return choose_each([(row, None, sampling, position)])[0]
 
 
-def choose_each(requests: Iterable[tuple[Row, Sampling, int]]) -> list[int]:
+def choose_each(requests: Iterable[tuple[Row, Ids | None, Sampling, int]]) -> list[int]:
     """Return what `choose` does for each row, sampling and position. Raises NotFinite.
+
+    A row may be the best of one, the best first and the lower id first among equals, at least as many as decide
+    (Sampling.best_logits). Then `ids` says whose they are; None: of all tokens.
 
     The noise of all is made at once: for the few tokens that filters leave of a row, calls cost more than what is
     computed in them.
     """
     chosen: list[int] = []
     contests: list[_Contest] = []
-    for row, sampling, position in requests:
+    for row, tokens, sampling, position in requests:
         if sampling.temperature == 0.0:
-            chosen.append(greedy(row[None, :])[0])
+            chosen.append(greedy(row[None, :], None if tokens is None else tokens[None, :])[0])
             continue
         top = finite_top(row)
         if sampling.unfiltered:
@@ -51,6 +55,8 @@ def choose_each(requests: Iterable[tuple[Row, Sampling, int]]) -> list[int]:
             sure = len(ids)
         else:
             ids, nats, sure = contenders(row, sampling, top)
+        if tokens is not None:
+            ids = tokens[ids]
         if len(ids) > 1:
             contests.append(_Contest(len(chosen), row, sampling, position, top, ids, nats, sure))
         chosen.append(int(ids[0]))
@@ -70,7 +76,7 @@ class _Contest(NamedTuple):
     sampling: Sampling
     position: int
     top: float
-    ids: NDArray[np.uint32]
+    ids: Ids
     nats: NDArray[np.float64]
     sure: int
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Row = NDArray[np.float32]
+Ids = NDArray[np.uint32]
 Shape = Callable[[Row, Sequence[int]], Row | None]
 """Called with a row and the drafts accepted before it; gives the row as it is to be judged there (bias, penalties,
 grammar), None where nothing may follow. At least one of its logits is finite."""
@@ -68,6 +69,11 @@ class Sampling:
     def rule(self) -> Rule:
         """The rule in effect: at temperature 0 all that lose nothing are one."""
         return "greedy" if self.temperature == 0.0 and self.acceptance != "tolerance" else self.acceptance
+
+    @property
+    def best_logits(self) -> int:
+        """How many of a row's best logits decide its token, the lower id first among equals; 0: all of them may."""
+        return {"greedy": 1, "coupled": self.top_k}.get(self.rule, 0)
 
     @property
     def draws_drafts(self) -> bool:

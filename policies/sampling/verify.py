@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from policies.sampling import noise
 from policies.sampling.coupled import choose, choose_each, greedy
 from policies.sampling.filters import distribution
-from policies.sampling.params import NotFinite, Row, Sampling, Shape, finite_top
+from policies.sampling.params import Ids, NotFinite, Row, Sampling, Shape, finite_top
 
 PROPOSAL_WIDTH = 128
 """The most tokens of a proposal."""
@@ -185,6 +186,17 @@ class VerifiedDraft:
     tolerated: tuple[int, ...] = ()
 
 
+class CoupledDraft(NamedTuple):
+    """A draft to be judged by the coupled rule, as `verify_draft` takes it. `ids`: as `choose_each` has them, where
+    `rows` are the best logits alone."""
+
+    rows: Row
+    draft: Sequence[int]
+    sampling: Sampling
+    position: int
+    ids: Ids | None = None
+
+
 def verify_draft(
     rows: Row,
     draft: Sequence[int],
@@ -194,16 +206,18 @@ def verify_draft(
     *,
     proposals: Sequence[DraftDistribution | None] = (),
     delta: float | None = None,
+    ids: Ids | None = None,
 ) -> VerifiedDraft:
     """Judge one sequence's draft by the rule of `sampling`.
 
     `rows`: float32, shape (len(draft) + 1, vocabulary); row i holds the logits of position `position + i`,
     where `position` is that of the first drafted token. `shape` changes each row before it is judged, in order: what a
     row is shaped to depends on the drafts accepted before it. `proposals[i]` is what draft i was drawn from: None, or
-    no entry, where it was not drawn. `delta`: see `judge`. Raises NotFinite.
+    no entry, where it was not drawn. `delta`: see `judge`. `ids`: as CoupledDraft has them, for the greedy rule
+    without a shape. Raises NotFinite.
     """
     if shape is None and sampling.rule == "greedy":
-        return _greedy_verdict(rows, draft)
+        return _greedy_verdict(rows, draft, ids)
     gaps: list[float] = []
     tolerated: list[int] = []
     for index, token in enumerate(draft):
@@ -224,21 +238,22 @@ def verify_draft(
     return VerifiedDraft(count, (*draft, *bonus), tuple(gaps), tuple(tolerated))
 
 
-def verify_coupled_drafts(rows: Sequence[tuple[Row, Sequence[int], Sampling, int]]) -> list[VerifiedDraft]:
-    """Return what `verify_draft` does for each (rows, draft, sampling, position), side by side, a position of each at a
-    time. All must go by the coupled rule, and none may have a shape. Raises NotFinite."""
-    taken: list[list[int]] = [[] for _ in rows]
-    going = list(range(len(rows)))
+def verify_coupled_drafts(drafts: Sequence[CoupledDraft]) -> list[VerifiedDraft]:
+    """Return what `verify_draft` does for each, side by side, a position of each at a time. All must go by the coupled
+    rule, and none may have a shape. Raises NotFinite."""
+    taken: list[list[int]] = [[] for _ in drafts]
+    going = list(range(len(drafts)))
     while going:
-        chosen = choose_each(_next(*rows[index], len(taken[index])) for index in going)
+        chosen = choose_each(_next(drafts[index], len(taken[index])) for index in going)
         for index, token in zip(going, chosen, strict=True):
             taken[index].append(token)
-        going = [index for index in going if _goes_on(taken[index], rows[index][1])]
+        going = [index for index in going if _goes_on(taken[index], drafts[index].draft)]
     return [VerifiedDraft(len(tokens) - 1, tuple(tokens)) for tokens in taken]
 
 
-def _next(rows: Row, draft: Sequence[int], sampling: Sampling, position: int, taken: int) -> tuple[Row, Sampling, int]:
-    return rows[taken], sampling, position + taken
+def _next(draft: CoupledDraft, taken: int) -> tuple[Row, Ids | None, Sampling, int]:
+    ids = None if draft.ids is None else draft.ids[taken]
+    return draft.rows[taken], ids, draft.sampling, draft.position + taken
 
 
 def _goes_on(taken: Sequence[int], draft: Sequence[int]) -> bool:
@@ -246,8 +261,8 @@ def _goes_on(taken: Sequence[int], draft: Sequence[int]) -> bool:
     return len(taken) <= len(draft) and taken[-1] == draft[len(taken) - 1]
 
 
-def _greedy_verdict(rows: Row, draft: Sequence[int]) -> VerifiedDraft:
-    choices = greedy(rows)
+def _greedy_verdict(rows: Row, draft: Sequence[int], ids: Ids | None) -> VerifiedDraft:
+    choices = greedy(rows, ids)
     accepted = 0
     while accepted < len(draft) and choices[accepted] == draft[accepted]:
         accepted += 1

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -74,12 +74,15 @@ sequences = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), min_size
 
 
 def plan_sequences(
-    given: Sequences, blocks: int = 60, wanted: int = FAR
+    given: Sequences, blocks: int = 60, wanted: int = FAR, best: Sequence[int] = (0,)
 ) -> tuple[ForwardPlan, BlockPool, list[Segment]]:
     """A forward of sequences that hold so many positions, and get so many tokens more. `wanted`: of how many of these
-    the logits are, from the last on."""
+    the logits are, from the last on. `best`: how many are enough, in turns (Segment.best)."""
     pool = BlockPool(BlockRules(blocks, BLOCK, len(given)))
-    batch = [Segment(slot, held, [1] * rows, (max(0, rows - wanted), rows)) for slot, (held, rows) in enumerate(given)]
+    batch = [
+        Segment(slot, held, [1] * rows, (max(0, rows - wanted), rows), best=best[slot % len(best)])
+        for slot, (held, rows) in enumerate(given)
+    ]
     if before := [Segment(slot, 0, [1] * held, (0, 0)) for slot, (held, _) in enumerate(given) if held]:
         pool.reserve(before)
     pool.reserve(batch)
@@ -209,7 +212,7 @@ def test_a_graph_computes_what_a_processor_does_sequence_by_sequence(tmp_path, n
     batch = [Segment(2, 5, TOKENS[5:6], (0, 1)), Segment(0, 33, TOKENS[33:63], (4, 30)), Segment(1, 0, [7, 8], (0, 0))]
     pool.reserve(batch)
     plan = plan_forward(batch, pool, shapes)
-    expected = own.run(plan)[0].copy()
+    expected = own.run(plan).output.copy()
     size = size_of_graph(plan)
     assert size == Size(64, 32, 8)
     with torch.inference_mode():
@@ -285,7 +288,15 @@ def test_the_ladder_reaches_512_rows_in_steps_that_double_at_most():
     assert size_of_graph(plan_forward(batch, pool, shapes)) is None
 
 
-def run_on_fake_cuda(monkeypatch: Any, target: Any, name: str, given: Sequences, blocks: int, wanted: int = FAR) -> Any:
+def run_on_fake_cuda(
+    monkeypatch: Any,
+    target: Any,
+    name: str,
+    given: Sequences,
+    blocks: int,
+    wanted: int = FAR,
+    best: Sequence[int] = (0,),
+) -> Any:
     """Return the counts of a second round of sequences on CUDA, and how many layers there are."""
     attention.register()
     dense = name not in ("olmo3",)
@@ -300,7 +311,7 @@ def run_on_fake_cuda(monkeypatch: Any, target: Any, name: str, given: Sequences,
     else:
         network = any_decoder.load_network(target, torch.bfloat16, CPU, MASKED)
         kept, windows, past, layers = LayerKv(2, 16, 16), (), any_decoder._NoPast(), 3
-    plan, _, _ = plan_sequences(given, blocks, wanted)
+    plan, _, _ = plan_sequences(given, blocks, wanted, best)
     with fake_cuda(monkeypatch):
         pool = KvPool([kept] * layers, blocks=blocks, block=BLOCK, dtype=torch.bfloat16, device=CUDA)
         own = ForwardRunner(
@@ -350,6 +361,27 @@ def test_nothing_but_the_wanted_rows_of_logits_comes_back_from_cuda(tmp_path, mo
     counts, _ = run_on_fake_cuda(monkeypatch, target, "llama", MANY, 200, wanted)
     rows = sum(min(wanted, rows) for _, rows in MANY)
     assert counts.returned_bytes == 4 * rows * read_decoder(target).vocabulary_size
+    assert counts.returns == 1
+
+
+@pytest.mark.parametrize("best", [1, 20])
+def test_of_rows_whose_best_logits_are_enough_these_alone_come_back_from_cuda_in_one_copy(tmp_path, monkeypatch, best):
+    """In four bytes each, with their ids; the host waits once, as before, however many sequences there are."""
+    target = prepare(tmp_path, "llama")
+    for given_ in (FEW, MANY):
+        with monkeypatch.context() as patch:
+            counts, _ = run_on_fake_cuda(patch, target, "llama", given_, 200, 1, [best])
+        assert counts.returned_bytes == 8 * best * len(given_)
+        assert counts.returns == 1
+        assert counts.waits == ["an event"]
+
+
+def test_beside_others_whole_rows_come_back_in_one_copy_more_and_the_host_waits_once(tmp_path, monkeypatch):
+    target = prepare(tmp_path, "llama")
+    counts, _ = run_on_fake_cuda(monkeypatch, target, "llama", MANY, 200, 1, [1, 0, 20, 1])
+    assert counts.returned_bytes == 4 * (8 * read_decoder(target).vocabulary_size + 24 * 20 * 2)
+    assert counts.returns == 2
+    assert counts.waits == ["an event"]
 
 
 def test_a_round_launches_no_more_for_more_sequences_on_the_cpu(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.sampling import NotFinite, Sampling, choose, noise, verify_coupled_drafts, verify_draft
+from policies.sampling import CoupledDraft, NotFinite, Sampling, choose, noise, verify_coupled_drafts, verify_draft
 from policies.sampling.coupled import greedy
 from policies.sampling.filters import survivors
 
@@ -57,8 +57,26 @@ def test_judged_side_by_side_or_alone_the_same_tokens_come_out(sequences, data):
         rows = rows_of(table, data.draw(st.integers(1, 5)))
         right = [choose(row, sampling, position + index) for index, row in enumerate(rows[:-1])]
         draft = [token if data.draw(st.booleans()) else 3 for token in right]
-        asked.append((rows, draft, sampling, position))
-    assert verify_coupled_drafts(asked) == [verify_draft(*row) for row in asked]
+        asked.append(CoupledDraft(rows, draft, sampling, position))
+    assert verify_coupled_drafts(asked) == [verify_draft(*own[:4]) for own in asked]
+
+
+@given(SAMPLINGS, st.integers(0, 2**32), st.integers(0, 500), st.integers(0, 4), st.booleans())
+@settings(max_examples=200)
+def test_the_best_logits_decide_as_the_whole_row_does(sampling, table, position, more, coarse):
+    """`coarse`: many are equal, as in 16 bits."""
+    rows = rows_of(table, 1, 200)
+    rows = np.round(rows) if coarse else rows
+    count = sampling.best_logits
+    if not count:
+        assert sampling.temperature > 0.0 and sampling.top_k == 0
+        return
+    ids = np.argsort(-rows, axis=1, kind="stable")[:, : count + more].astype(np.uint32)
+    best = np.take_along_axis(rows, ids, axis=1)
+    expected = verify_draft(rows, [], sampling, position)
+    if sampling.rule == "greedy":
+        assert verify_draft(best, [], sampling, position, ids=ids) == expected
+    assert verify_coupled_drafts([CoupledDraft(best, [], sampling, position, ids)]) == [expected]
 
 
 def exact_probabilities(row: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -142,9 +160,9 @@ def test_greedy_takes_the_lowest_of_equals():
 def test_garbage_is_refused(temperature, bad):
     row = rows_of(1, 1)
     row[0, 3] = bad
-    sound: tuple[np.ndarray, list[int], Sampling, int] = (rows_of(2, 1), [], Sampling(temperature), 0)
+    sound = CoupledDraft(rows_of(2, 1), [], Sampling(temperature), 0)
     for sampling in (Sampling(temperature), Sampling(temperature, top_p=0.9)):
         with pytest.raises(NotFinite):
             verify_draft(row, [], sampling, 0)
         with pytest.raises(NotFinite):
-            verify_coupled_drafts([sound, (row, [], sampling, 0)])
+            verify_coupled_drafts([sound, CoupledDraft(row, [], sampling, 0)])

@@ -16,19 +16,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
+_DTYPES = {torch.float32: np.float32, torch.int32: np.int32}
 _VALUES_READ = (_aten._local_scalar_dense, _aten.nonzero, _aten.equal, _aten.masked_select, _aten.unique_dim)
 """Operations whose answer, or its shape, the host has to know at once."""
 
 
 @dataclass
 class Counts:
-    """Of what ran: `waits`, each by what is waited for; operations by name; bytes allocated on CUDA, and those
-    that came back to the host."""
+    """Of what ran: `waits`, each by what is waited for; operations by name; bytes allocated on CUDA, those that came
+    back to the host, and in how many copies."""
 
     waits: list[str] = field(default_factory=list)
     operations: list[str] = field(default_factory=list)
     allocated_bytes: int = 0
     returned_bytes: int = 0
+    returns: int = 0
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
@@ -53,6 +55,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped he
                 counts.waits.append(f"{name} {ends[1]} to {ends[0]}")
             if ends == ["cpu", "cuda"]:
                 counts.returned_bytes += before[-1].numel() * before[-1].element_size()
+                counts.returns += 1
         schema = getattr(function, "_schema", None)
         if schema is None or not any(value.alias_info for value in schema.returns):
             new = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
@@ -146,7 +149,9 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     own = torch.Tensor.numpy
     # A fake tensor of the host has no memory, and what it would hold was not computed.
     monkeypatch.setattr(
-        torch.Tensor, "numpy", lambda host: np.zeros(host.shape) if isinstance(host, FakeTensor) else own(host)
+        torch.Tensor,
+        "numpy",
+        lambda host: np.zeros(host.shape, _DTYPES[host.dtype]) if isinstance(host, FakeTensor) else own(host),
     )
     for name in _BY_OPERATIONS:
         monkeypatch.setattr(torch.Tensor, name, _replace(name))

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from adapters.loaded_model import Capabilities, Segment
 from device_profiles.units import ceil_div
 from orchestrator.worker.drafting.port import NOTHING, Draft
 from orchestrator.worker.engine.sequence import SequenceState
-from policies.sampling import Row
+from policies.sampling import Ids, Row
 from policies.serving.prefill_shares import PrefillRows, share_rows
 
 SCORED_ROWS = 128
 """The most rows of prompts that one forward scores: each of them is as wide as the vocabulary. ADR 0020: with 1,024 a
 vocabulary of 152,000 planned for 1.5 GB that nobody ever held."""
+
+
+class WantedRows(NamedTuple):
+    """What came back of the rows that a segment wants: their `logits`, and which tokens these are of; None: of all."""
+
+    logits: Row
+    ids: Ids | None = None
+
+    def take_last(self, count: int) -> WantedRows:
+        first = len(self.logits) - count
+        return WantedRows(self.logits[first:], None if self.ids is None else self.ids[first:])
 
 
 @dataclass(slots=True)
@@ -53,7 +65,7 @@ class ScheduledSequence:
         sequence = self.sequence
         start = sequence.cached
         tokens = [*sequence.tokens[start : start + self.num_query_tokens], *self.draft.tokens]
-        return Segment(sequence.slot, start, tokens, self.wanted, self.apart)
+        return Segment(sequence.slot, start, tokens, self.wanted, self.apart, sequence.best_logits)
 
     @property
     def wanted(self) -> tuple[int, int]:
@@ -63,9 +75,9 @@ class ScheduledSequence:
         last = self.rows if self.emits_logits else self.num_query_tokens * scores
         return (first, last) if last > first else (0, 0)
 
-    def find_choosing(self, rows: Row) -> Row:
+    def find_choosing(self, rows: WantedRows) -> WantedRows:
         """Return those of its wanted rows that choose tokens, where it emits logits."""
-        return rows[len(rows) - len(self.draft.tokens) - 1 :]
+        return rows.take_last(len(self.draft.tokens) + 1)
 
 
 def schedule_rows(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from adapters.errors import CapacityError, Unsupported
 from adapters.loaded_model import ForkableKv, LoadedModel, Segment
 from orchestrator.worker.drafting.port import NO_SLOT, Draft
-from orchestrator.worker.engine.batch import ScheduledSequence
+from orchestrator.worker.engine.batch import ScheduledSequence, WantedRows
 from orchestrator.worker.engine.scheduler import Scheduler
 from orchestrator.worker.engine.verifier import Verifier
-from policies.sampling import Row, VerifiedDraft
+from policies.sampling import VerifiedDraft
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class Branch:
     def segment(self) -> Segment:
         sequence = self.part.sequence
         fed = [sequence.tokens[-1], *self.draft.tokens]
-        return Segment(self.slot, sequence.cached, fed, (0, len(fed)), self.part.apart)
+        return Segment(self.slot, sequence.cached, fed, (0, len(fed)), self.part.apart, sequence.best_logits)
 
 
 class BranchForks:
@@ -76,17 +76,15 @@ class BranchForks:
     def settle(
         self,
         branches: Sequence[Branch],
-        logits: Row,
+        branch_rows: Sequence[WantedRows],
         parts: Sequence[ScheduledSequence],
-        rows: list[Row],
+        rows: list[WantedRows],
         verdicts: list[VerifiedDraft | None],
     ) -> None:
         """Let a branch take its sequence's place where the target chose it: the part then has its draft, rows and
-        verdict. End all others. `logits`: of the forward, in which branches come behind all parts."""
+        verdict. End all others. `branch_rows`: what came back of each branch."""
         numbers = {id(part): number for number, part in enumerate(parts)}
-        end = len(logits)
-        for branch in reversed(branches):
-            end, own = end - branch.rows, logits[end - branch.rows : end]
+        for branch, own in reversed(list(zip(branches, branch_rows, strict=True))):
             branch.part.sequence.branches += 1
             number = numbers.get(id(branch.part), -1)
             chosen = verdicts[number] if number >= 0 else None

@@ -16,7 +16,7 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import Delta, Gauges, Refused, RoundReport
 from orchestrator.worker.drafting.port import NO_SLOT, Drafter, NoDrafter
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
-from orchestrator.worker.engine.batch import rows_of
+from orchestrator.worker.engine.batch import WantedRows, rows_of
 from orchestrator.worker.engine.branches import BranchForks
 from orchestrator.worker.engine.constraints import RowConstraints
 from orchestrator.worker.engine.draft_counts import DrafterCounts, RoundDraftCounts, count_verdict
@@ -29,7 +29,7 @@ from orchestrator.worker.engine.scheduler import ALL_RESERVED, NOTHING_RESERVED,
 from orchestrator.worker.engine.sequence import SequenceState
 from orchestrator.worker.engine.speculator import Speculator
 from orchestrator.worker.engine.verifier import Verdict, Verifier
-from policies.sampling import NotFinite, Row, ToleranceGoal, VerifiedDraft
+from policies.sampling import NotFinite, ToleranceGoal, VerifiedDraft
 from policies.serving.acceptance_alarm import THRESHOLD
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.policy import DepthPolicy
@@ -233,7 +233,8 @@ class DecodeLoop:
         assert round_ is not None  # noqa: S101  # the caller's part
         result = self._wait_for_forward(round_)
         ran = round_.parts
-        pairs = zip(ran, split_rows(ran, result), strict=True)
+        came_back = split_rows(ran, round_.branches, result)
+        pairs = zip(ran, came_back[: len(ran)], strict=True)
         kept = [(part, own) for part, own in pairs if part.sequence.slot != NO_SLOT]
         round_.parts, rows = [part for part, _ in kept], [own for _, own in kept]
         complete = len(kept) == len(ran)  # what was cancelled is in the costs, and no more in the counts
@@ -241,7 +242,7 @@ class DecodeLoop:
             self.scheduler.observe(ran, result.device_ms)
         verdicts = self._judge(round_, rows)
         if round_.branches:
-            self._forks.settle(round_.branches, result.logits, round_.parts, rows, verdicts)
+            self._forks.settle(round_.branches, came_back[len(ran) :], round_.parts, rows, verdicts)
         deltas, tally = self._commit(round_, verdicts, rows)
         trace = self._traces.trace_round(round_, verdicts, deltas)
         self._rounds += 1
@@ -329,7 +330,7 @@ class DecodeLoop:
         self._speculator.end(sequence.key, self._round, keep=keep)
         self.scheduler.leave(sequence, garbage=garbage)
 
-    def _judge(self, round_: Round, rows: Sequence[Row]) -> list[VerifiedDraft | None]:
+    def _judge(self, round_: Round, rows: Sequence[WantedRows]) -> list[VerifiedDraft | None]:
         """Return the verdict on each part's draft; None where it chooses no token, or its request is given up."""
         verdicts = self._verifier.verdicts(round_.parts, rows)
         return [
@@ -351,7 +352,7 @@ class DecodeLoop:
         return None
 
     def _commit(
-        self, round_: Round, verdicts: Sequence[VerifiedDraft | None], rows: Sequence[Row]
+        self, round_: Round, verdicts: Sequence[VerifiedDraft | None], rows: Sequence[WantedRows]
     ) -> tuple[list[Delta], RoundDraftCounts]:
         deltas: list[Delta] = []
         tally = RoundDraftCounts()
@@ -419,10 +420,10 @@ class DecodeLoop:
         )
 
 
-def _make_delta(sequence: SequenceState, taken: list[int], finish: str, rows: Row) -> Delta:
+def _make_delta(sequence: SequenceState, taken: list[int], finish: str, rows: WantedRows) -> Delta:
     """Return what a round did for a sequence; row i chose token i."""
     scores = sequence.scores
     if scores is None:
         return Delta(sequence.key, taken, finish, sequence.stats())
-    logprobs = scores.of_tokens(rows, taken)
+    logprobs = scores.of_tokens(rows.logits, taken)
     return Delta(sequence.key, taken, finish, sequence.stats(), logprobs, scores.take_prompt())

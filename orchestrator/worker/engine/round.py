@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from adapters.loaded_model import ForwardResult, LoadedModel, PendingForward, Segment
 from orchestrator.worker.drafting.port import Draft
-from orchestrator.worker.engine.batch import ScheduledSequence
+from orchestrator.worker.engine.batch import ScheduledSequence, WantedRows
 from orchestrator.worker.engine.branches import Branch
-from policies.sampling import Row
 from policies.speculation import DraftComparison, DraftSummary, RoundContext
 from policies.speculation.branching import BranchOffer
 
@@ -74,12 +73,20 @@ class Round:
     forward: PendingForward | None = None
 
 
-def split_rows(parts: Sequence[ScheduledSequence], result: ForwardResult) -> list[Row]:
-    """Return the rows of each part. Those of branches come behind all of them."""
-    rows: list[Row] = []
-    start = 0
-    for part in parts:
-        first, last = part.wanted
-        rows.append(result.logits[start : start + last - first])
-        start += last - first
+def split_rows(
+    parts: Sequence[ScheduledSequence], branches: Sequence[Branch], result: ForwardResult
+) -> list[WantedRows]:
+    """Return what came back of the wanted rows of each part, and behind all of them of each branch."""
+    wanted = [(part.sequence, part.wanted[1] - part.wanted[0]) for part in parts]
+    wanted += [(branch.part.sequence, branch.rows) for branch in branches]
+    rows: list[WantedRows] = []
+    whole = best = 0
+    for sequence, count in wanted:
+        if sequence.best_logits and result.best is not None:
+            logits, ids = result.best
+            rows.append(WantedRows(logits[best : best + count], ids[best : best + count]))
+            best += count
+        else:
+            rows.append(WantedRows(result.logits[whole : whole + count]))
+            whole += count
     return rows

@@ -67,6 +67,8 @@ class SequenceState:
     apart: bool = False
     """Rows behind the prompt are of a numerical class of their own: adapters.loaded_model.Capabilities.apart_tokens."""
     rewinds: bool = True
+    best_logits: int = 0
+    """So many of the best logits of each row decide its tokens, and are all that is asked for; 0: rows come whole."""
     block_tokens: int = 1
     slot: int = NO_SLOT
     cached: int = 0
@@ -110,6 +112,8 @@ class SequenceState:
         cls, submit: Submit, now_s: float, capabilities: Capabilities, rules: RowConstraints | None
     ) -> SequenceState:
         """Start from the prompt and what an earlier worker committed; `rules` stand behind that."""
+        scores = LogprobCollector.of(submit)
+        best = submit.sampling.best_logits if rules is None and scores is None else 0
         return cls(
             submit,
             [*submit.prompt, *submit.committed],
@@ -117,9 +121,10 @@ class SequenceState:
             now_s,
             apart=len(submit.prompt) <= capabilities.apart_tokens,
             rewinds=capabilities.rewinds,
+            best_logits=best if best <= capabilities.best_logits else 0,
             block_tokens=capabilities.block_tokens,
             rules=rules,
-            scores=LogprobCollector.of(submit),
+            scores=scores,
         )
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.errors import GrammarFailed
-from orchestrator.worker.engine.batch import ScheduledSequence
+from orchestrator.worker.engine.batch import ScheduledSequence, WantedRows
 from orchestrator.worker.engine.sequence import SequenceState
 from policies.sampling import (
+    CoupledDraft,
     NotFinite,
     Row,
     Sampling,
@@ -21,7 +22,6 @@ from policies.sampling import (
 )
 
 Verdict = VerifiedDraft | GrammarFailed | NotFinite
-_CoupledDraft = tuple[Row, Sequence[int], Sampling, int]
 
 
 class Verifier:
@@ -36,14 +36,14 @@ class Verifier:
         """Let the tolerant rule reach this; what it has learned stays."""
         self._goal = goal
 
-    def verdicts(self, parts: Sequence[ScheduledSequence], rows: Sequence[Row]) -> list[Verdict | None]:
+    def verdicts(self, parts: Sequence[ScheduledSequence], rows: Sequence[WantedRows]) -> list[Verdict | None]:
         """Judge each part's draft by its rows (see policies.sampling.verify), and score its prompt where that is asked
         for. A verdict may be why that could not be done: a grammar failed, or a row is garbage. None: the part chooses
         no token."""
         verdicts: list[Verdict | None] = []
-        coupled: dict[int, _CoupledDraft] = {}
+        coupled: dict[int, CoupledDraft] = {}
         for number, (part, own) in enumerate(zip(parts, rows, strict=True)):
-            verdict: Verdict | None = _score_prompt(part.sequence, own)
+            verdict: Verdict | None = _score_prompt(part.sequence, own.logits)
             if verdict is None and part.emits_logits:
                 if part.sequence.rules is None and part.sequence.submit.sampling.rule == "coupled":
                     coupled[number] = _to_coupled_draft(part, own)
@@ -54,7 +54,7 @@ class Verifier:
             verdicts[number] = verdict
         return verdicts
 
-    def _verdict(self, part: ScheduledSequence, rows: Row) -> Verdict:
+    def _verdict(self, part: ScheduledSequence, rows: WantedRows) -> Verdict:
         sequence, draft = part.sequence, part.draft
         sampling = sequence.submit.sampling
         delta = self._delta_of(_kind(sampling)) if sampling.rule == "tolerance" else None
@@ -62,13 +62,14 @@ class Verifier:
             sequence.tolerance_delta = delta
         try:
             verified = verify_draft(
-                rows,
+                rows.logits,
                 draft.tokens,
                 sampling,
                 len(sequence.tokens),
                 sequence.rules.shape if sequence.rules is not None else None,
                 proposals=draft.proposals,
                 delta=delta,
+                ids=rows.ids,
             )
         except (GrammarFailed, NotFinite) as error:
             return error
@@ -102,12 +103,12 @@ def _score_prompt(sequence: SequenceState, rows: Row) -> NotFinite | None:
     return None
 
 
-def _to_coupled_draft(part: ScheduledSequence, rows: Row) -> _CoupledDraft:
-    sequence = part.sequence
-    return part.find_choosing(rows), part.draft.tokens, sequence.submit.sampling, len(sequence.tokens)
+def _to_coupled_draft(part: ScheduledSequence, rows: WantedRows) -> CoupledDraft:
+    sequence, own = part.sequence, part.find_choosing(rows)
+    return CoupledDraft(own.logits, part.draft.tokens, sequence.submit.sampling, len(sequence.tokens), own.ids)
 
 
-def _judge_together(drafts: Sequence[_CoupledDraft]) -> Sequence[Verdict]:
+def _judge_together(drafts: Sequence[CoupledDraft]) -> Sequence[Verdict]:
     """Judge drafts by the coupled rule together; where a row of one is garbage, each alone."""
     try:
         return verify_coupled_drafts(drafts)
@@ -115,7 +116,7 @@ def _judge_together(drafts: Sequence[_CoupledDraft]) -> Sequence[Verdict]:
         return [_judge_alone(draft) for draft in drafts]
 
 
-def _judge_alone(draft: _CoupledDraft) -> Verdict:
+def _judge_alone(draft: CoupledDraft) -> Verdict:
     try:
         return verify_coupled_drafts([draft])[0]
     except NotFinite as error:

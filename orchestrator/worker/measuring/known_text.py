@@ -10,6 +10,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class KnownText:
     def __init__(
         self, like: LoadedModel, texts: TargetTexts, cost: StepCost, overhead: RoundOverhead, clock: Hours, bound: int
     ) -> None:
-        self.spec, self.capabilities = like.spec, like.capabilities
+        self.spec, self.capabilities = like.spec, replace(like.capabilities, best_logits=0)
         self._texts = {prompt: (*prompt, *output) for prompt, output in zip(texts.prompts, texts.outputs, strict=True)}
         self._cost, self._overhead, self._clock = cost, overhead, clock
         self._held: dict[int, list[int]] = {}
