@@ -6,7 +6,7 @@ slot holds *is* the rollback: nothing is copied, the positions behind it are sim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -38,6 +38,7 @@ class Segment:
     Row i predicts the token at position start + i + 1. `rows` is the half-open range of offsets into `tokens` whose
     logits come back. `apart`: the rows use the single-row kernel (see Capabilities.apart_tokens). `best`: so many of
     the best logits of each wanted row are enough (see Capabilities.best_logits), 0: all of them come back.
+    `temperature`: at which the masses of these rows are asked for, too (BestLogits), 0.0: they are not.
     """
 
     slot: int
@@ -46,14 +47,21 @@ class Segment:
     rows: tuple[int, int]
     apart: bool = False
     best: int = 0
+    temperature: float = 0.0
 
 
 class BestLogits(NamedTuple):
     """The best `logits` (float32) of rows, and which of a row's outputs they are (`ids`, uint32), both of shape
-    (rows, k). The best comes first, the lower id first among equals, NaN before all."""
+    (rows, k). The best comes first, the lower id first among equals, NaN before all.
+
+    `masses`, (rows,): the sums over all outputs of exp((logit - best logit) / temperature), but for one in a thousand
+    of it; anything where no temperature was given. `read_row`: returns all logits of one of the rows, until the next
+    forward. It waits for the device, so it is for the rare row that the best do not decide."""
 
     logits: Logits
     ids: NDArray[np.uint32]
+    masses: NDArray[np.float32]
+    read_row: Callable[[int], Logits]
 
 
 @dataclass(frozen=True, slots=True)

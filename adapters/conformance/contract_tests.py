@@ -46,7 +46,7 @@ def test_the_best_logits_are_those_of_whole_rows(model: LoadedModel) -> None:
     whole = run(model, 0, tokens, [12])
     for slot, count in enumerate(sorted({1, min(2, most), most}), 1):
         batch = [
-            Segment(slot, 0, tokens, (4, 12), best=count),
+            Segment(slot, 0, tokens, (4, 12), best=count, temperature=0.7),
             Segment(slot + 4, 0, tokens, (9, 12)),
             Segment(slot + 8, 0, tokens, (11, 12), best=1),
         ]
@@ -59,6 +59,9 @@ def test_the_best_logits_are_those_of_whole_rows(model: LoadedModel) -> None:
         assert (ids.dtype, given.dtype) == (np.uint32, np.float32)
         assert np.array_equal(ids, np.argsort(-rows, axis=1, kind="stable")[:, :count])
         assert np.array_equal(bits(given), bits(np.take_along_axis(rows, ids, axis=1)))
+        shares = np.exp((rows[:8] - rows[:8].max(axis=1, keepdims=True)).astype(np.float64) / 0.7)
+        assert np.allclose(result.best.masses[:8], shares.sum(axis=1), rtol=1e-3, atol=0.0)
+        assert all(np.array_equal(bits(result.best.read_row(row)), bits(rows[row])) for row in (0, 8))
     with pytest.raises(Unsupported):
         model.forward([Segment(0, 11, tokens[11:], (0, 1), best=most + 1)])
 

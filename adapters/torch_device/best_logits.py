@@ -1,14 +1,15 @@
-"""The best logits of rows, found where the rows are: what decides a token crosses to the host, and not the vocabulary."""
+"""The best logits of rows, found where the rows are: what decides a token crosses to the host, and not the rest."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adapters.contract import BestLogits
+from adapters.contract import BestLogits, Logits
 
 MOST_BEST = 128
 """Not tuned: the `top_k` that requests ask for are 20 to 64, and 128 logits with their ids take 1 KiB of a row."""
@@ -17,20 +18,29 @@ _ROWS_AT_ONCE = 16
 _MAGNITUDE, _ID_BITS = 0x7FFFFFFF, 32
 
 
-def find_best(rows: Any, count: int) -> Any:
-    """Return the ids and the logits' bits of the best of each row, int32, shape (2, rows, count): as BestLogits has
-    them. `rows`: float32, shape (rows, vocabulary)."""
+def find_best(rows: Any, count: int, scales: Any = None) -> Any:
+    """Return what `read_best` takes, int32, shape (rows, 2 count + 1): ids, the logits' bits, and the mass's. `rows`:
+    float32, shape (rows, vocabulary); `scales`, (rows,): one over the temperature of each, None: no mass is asked
+    for."""
+    count = min(count, rows.shape[1])
     if count == 1:
         ids = rows.argmax(dim=1, keepdim=True)  # torch's gives the first of equals, and NaN before all
     else:
-        count = min(count, rows.shape[1])
         ids = torch.cat([_make_keys(some).topk(count).indices for some in rows.split(_ROWS_AT_ONCE)])
-    return torch.stack([ids.to(torch.int32), rows.gather(1, ids).view(torch.int32)])
+    logits = rows.gather(1, ids)
+    masses = logits[:, :1]
+    if scales is not None:
+        parts = zip(*(part.split(_ROWS_AT_ONCE) for part in (rows, masses, scales[:, None])), strict=True)
+        sums = [((some - best) * scale).exp_().sum(1, keepdim=True, dtype=torch.float64) for some, best, scale in parts]
+        masses = torch.cat(sums).to(torch.float32)
+    return torch.cat([ids.to(torch.int32), logits.view(torch.int32), masses.view(torch.int32)], dim=1)
 
 
-def read_best(values: NDArray[np.int32]) -> BestLogits:
+def read_best(values: NDArray[np.int32], read_row: Callable[[int], Logits]) -> BestLogits:
     """Return what `find_best` gave, once it has come to the host."""
-    return BestLogits(values[1].view(np.float32), values[0].view(np.uint32))
+    count = values.shape[1] // 2
+    logits, masses = (part.view(np.float32) for part in (values[:, count:-1], values[:, -1:]))
+    return BestLogits(logits, values[:, :count].view(np.uint32), masses[:, 0], read_row)
 
 
 def _make_keys(rows: Any) -> Any:

@@ -108,7 +108,8 @@ class ForwardPlan:
     """`ids`, `positions`, `writes` (each row's place in the KV pool), all (rows,). `tiles`: the rows of all tiles
     one after the other; `sources`, (rows,): where among them a row's attention stands. `wanted`: rows whose
     logits come back, of which the first `wanted_count` were asked for: the first `whole_count` whole, and of the rest
-    the `best` logits. The first `token_count` rows are tokens'."""
+    the `best` logits. `scales`: of the latter one over the temperature of each, float32; None where nobody asks for
+    masses. The first `token_count` rows are tokens'."""
 
     ids: Indices
     positions: Indices
@@ -119,6 +120,7 @@ class ForwardPlan:
     wanted_count: int
     whole_count: int
     best: int
+    scales: NDArray[np.float32] | None
     token_count: int
     groups: tuple[Group, ...]
 
@@ -163,9 +165,17 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
         wanted_count=len(wanted_rows),
         whole_count=sum(map(len, wanted[0])),
         best=max((segment.best for segment in batch if segment.rows[0] < segment.rows[1]), default=0),
+        scales=_list_scales(batch) if any(segment.temperature for segment in batch) else None,
         token_count=count,
         groups=tuple(groups),
     )
+
+
+def _list_scales(batch: Sequence[Segment]) -> NDArray[np.float32]:
+    """Return one over the temperature of each row of which the best logits are enough, 0 where it has none."""
+    known = [segment for segment in batch if segment.best]
+    scales = [1.0 / segment.temperature if segment.temperature else 0.0 for segment in known]
+    return np.repeat(np.array(scales, np.float32), [segment.rows[1] - segment.rows[0] for segment in known])
 
 
 def _pad_table(table: Indices, multiple: int, blank: int) -> Indices:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from adapters.contract import Hidden, Logits, ShardResult
+from adapters.contract import Hidden, ShardResult
 from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch, attending
 from adapters.torch_device.best_logits import find_best, read_best
 from adapters.torch_device.flex import FAR, FlexBatch, Kernel, PageTables, pin, send_array
@@ -231,10 +231,12 @@ class ForwardRunner:
             made = self._graphs.replay(plan, size) if self._graphs and size else self._rows(plan, hidden)
             if not self._last:
                 return ShardResult(self._send_back(made[: plan.token_count]), self._clock.stop_ms())
-            rows, best = self._send_back(made[: plan.whole_count]), None
+            whole, rest = made[: plan.whole_count], made[plan.whole_count : plan.wanted_count]
+            rows, best = self._send_back(whole), None
             if plan.best:
-                found = find_best(made[plan.whole_count : plan.wanted_count], plan.best)
-                best = read_best(self._send_back(found))
+                scales = None if plan.scales is None else send_array(plan.scales, self._device)
+                found = self._send_back(find_best(rest, plan.best, scales))
+                best = read_best(found, lambda row: rest[row].cpu().numpy())
             return ShardResult(rows, self._clock.stop_ms(), best=best)
 
     def take_memory_back(self) -> bool:

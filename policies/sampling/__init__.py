@@ -22,7 +22,17 @@ not judged.
 
 from policies.sampling.coupled import choose
 from policies.sampling.filters import distribution
-from policies.sampling.params import Acceptance, Breaker, Dry, Ids, NotFinite, Row, Rule, Sampling, require_finite
+from policies.sampling.params import (
+    Acceptance,
+    BestRows,
+    Breaker,
+    Dry,
+    NotFinite,
+    Row,
+    Rule,
+    Sampling,
+    require_finite,
+)
 from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrate_tolerance, watch_tolerance
 from policies.sampling.verify import (
     PROPOSAL_WIDTH,
@@ -37,11 +47,11 @@ from policies.sampling.verify import (
 __all__ = [
     "PROPOSAL_WIDTH",
     "Acceptance",
+    "BestRows",
     "Breaker",
     "CoupledDraft",
     "DraftDistribution",
     "Dry",
-    "Ids",
     "NotFinite",
     "Row",
     "Rule",

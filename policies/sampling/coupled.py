@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.sampling import noise
-from policies.sampling.filters import contenders, narrow_row, nucleus_size
-from policies.sampling.params import Ids, NotFinite, Row, Sampling, finite_top, scale_logits
+from policies.sampling.filters import contenders, contenders_of_best, narrow_row, nucleus_size
+from policies.sampling.params import BestRow, Ids, NotDecided, NotFinite, Row, Sampling, finite_top, scale_logits
 
 # Says how many tokens are looked at closely, and no choice depends on it (ADR 0038). Not tuned.
 _SCREEN_NATS = 5.0
 
 
 def greedy(rows: Row, ids: Ids | None = None) -> list[int]:
-    """Return the best token of each row, the lowest id where several tie. `ids`: see `choose_each`. Raises
-    NotFinite."""
+    """Return the best token of each row, the lowest id where several tie. `ids`: as BestRow has them, where the best
+    logits alone are known. Raises NotFinite."""
     best = [int(row.argmax()) for row in rows]
     if not all(math.isfinite(row[token]) for row, token in zip(rows, best, strict=True)):
         raise NotFinite("the logits are not finite")
@@ -31,34 +31,26 @@ def choose(row: Row, sampling: Sampling, position: int) -> int:
     return choose_each([(row, None, sampling, position)])[0]
 
 
-def choose_each(requests: Iterable[tuple[Row, Ids | None, Sampling, int]]) -> list[int]:
-    """Return what `choose` does for each row, sampling and position. Raises NotFinite.
-
-    A row may be the best of one, the best first and the lower id first among equals, at least as many as decide
-    (Sampling.best_logits). Then `ids` says whose they are; None: of all tokens.
+def choose_each(requests: Iterable[tuple[Row, BestRow | None, Sampling, int]]) -> list[int]:
+    """Return what `choose` does for each row, sampling and position. Of a row the best logits may be known alone, as
+    many as Sampling.count_best_logits says, with what BestRow says of it. Raises NotFinite.
 
     The noise of all is made at once: for the few tokens that filters leave of a row, calls cost more than what is
     computed in them.
     """
     chosen: list[int] = []
     contests: list[_Contest] = []
-    for row, tokens, sampling, position in requests:
+    for row, best, sampling, position in requests:
         if sampling.temperature == 0.0:
-            chosen.append(greedy(row[None, :], None if tokens is None else tokens[None, :])[0])
+            chosen.append(greedy(row[None, :], None if best is None else best.ids[None, :])[0])
             continue
         top = finite_top(row)
         if sampling.unfiltered:
             chosen.append(_choose_unfiltered(row, top, sampling, position))
             continue
-        if sampling.narrows:
-            ids, nats = narrow_row(row, sampling, position, top)
-            sure = len(ids)
-        else:
-            ids, nats, sure = contenders(row, sampling, top)
-        if tokens is not None:
-            ids = tokens[ids]
+        ids, nats, sure = _find_contenders(row, best, sampling, position, top)
         if len(ids) > 1:
-            contests.append(_Contest(len(chosen), row, sampling, position, top, ids, nats, sure))
+            contests.append(_Contest(len(chosen), row, best, sampling, position, top, ids, nats, sure))
         chosen.append(int(ids[0]))
     noises = noise.gumbels(
         [(contest.sampling.seed, contest.position) for contest in contests], [contest.ids for contest in contests]
@@ -68,11 +60,29 @@ def choose_each(requests: Iterable[tuple[Row, Ids | None, Sampling, int]]) -> li
     return chosen
 
 
+def _find_contenders(
+    row: Row, best: BestRow | None, sampling: Sampling, position: int, top: float
+) -> tuple[Ids, NDArray[np.float64], int]:
+    """Return what `contenders` does, behind the filters that narrow them where there are some."""
+    if sampling.narrows:
+        places, nats = narrow_row(row, sampling, position, top)
+        sure = len(places)
+    elif best is None:
+        return contenders(row, sampling, top)
+    else:
+        try:
+            places, nats, sure = contenders_of_best(row, sampling, top, best.mass)
+        except NotDecided:
+            return contenders(best.read(), sampling, top)
+    return places if best is None else best.ids[places], nats, sure
+
+
 class _Contest(NamedTuple):
     """What `contenders` gave for a row, and where its winner goes."""
 
     place: int
     row: Row
+    best: BestRow | None
     sampling: Sampling
     position: int
     top: float
@@ -84,7 +94,8 @@ class _Contest(NamedTuple):
         scores = self.nats + noises
         best = int(scores.argmax())
         if best >= self.sure:
-            best = int(scores[: nucleus_size(self.row, self.sampling, self.top, self.nats)].argmax())
+            row = self.row if self.best is None else self.best.read()
+            best = int(scores[: nucleus_size(row, self.sampling, self.top, self.nats)].argmax())
         return int(self.ids[best])
 
 

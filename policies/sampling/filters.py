@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.sampling.narrowing import narrow_tokens
-from policies.sampling.params import Row, Sampling, finite_top, relative, scale_logits
+from policies.sampling.params import NotDecided, Row, Sampling, finite_top, relative, scale_logits
 
 # How far below the best candidates are looked for, in nats, before all are. Alone, a width decides nothing but how many
 # are sorted. Over min-p it decides whose mass is reckoned with, which is the same but for rounding.
@@ -88,6 +88,24 @@ def contenders(row: Row, sampling: Sampling, top: float) -> tuple[NDArray[np.uin
     ids = _best_first(row, max(low, _find_top_k_floor(row, sampling.top_k)))[: sampling.top_k]
     nats = scale_logits(row, top, ids, sampling)
     return (ids, nats, len(ids)) if sampling.top_p >= 1.0 else _cut_nucleus(ids, nats, sampling)
+
+
+def contenders_of_best(
+    row: Row, sampling: Sampling, top: float, mass: float
+) -> tuple[NDArray[np.uint32], NDArray[np.float64], int]:
+    """Return what `contenders` does, as places in the best logits of a row, which BestRow says more of. Raises
+    NotDecided where there may be more than these."""
+    if sampling.has_nucleus:
+        nats = relative(row, top, sampling)
+        steps, ends = np.add.accumulate(np.exp(nats)), sampling.top_p * mass
+        last = int(steps.searchsorted(ends * (1.0 + _ESTIMATED)))
+        if last == len(steps):
+            raise NotDecided
+        ids = np.arange(last + 1, dtype=np.uint32)
+        return ids, nats[: last + 1], int(steps.searchsorted(ends * (1.0 - _ESTIMATED))) + 1
+    if not sampling.top_k and row[-1] >= np.float32(top + math.log(sampling.min_p) * sampling.temperature):
+        raise NotDecided
+    return contenders(row, sampling, top)
 
 
 def nucleus_size(row: Row, sampling: Sampling, top: float, nats: NDArray[np.float64]) -> int:

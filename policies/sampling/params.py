@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +21,41 @@ Acceptance = Literal["coupled", "rejection", "tolerance"]
 Rule = Literal["greedy", "coupled", "rejection", "tolerance"]
 
 
+class NotDecided(Exception):
+    """What is known of a row does not decide its token: the whole row does."""
+
+
 class NotFinite(ValueError):
     """A row of logits holds NaN or infinity: the device computed garbage."""
 
 
 Breaker = tuple[tuple[int, ...], tuple[int, ...]]
 """Tokens each of which breaks a repetition where the others follow; () where none has to."""
+
+
+class BestRow(NamedTuple):
+    """What is known of a row beside its best logits, of which the best comes first, the lower id first among equals:
+    whose they are (`ids`), and what the shares of all its tokens come to at the request's temperature, the best one's
+    being 1 (`mass`, but for one in a thousand of it). `read` returns all of its logits."""
+
+    ids: Ids
+    mass: float
+    read: Callable[[], Row]
+
+
+class BestRows(NamedTuple):
+    """The same of several rows. `read` takes the number of one."""
+
+    ids: Ids
+    masses: NDArray[np.float32]
+    read: Callable[[int], Row]
+
+    def find(self, index: int) -> BestRow:
+        return BestRow(self.ids[index], float(self.masses[index]), partial(self.read, index))
+
+    def cut(self, first: int, end: int) -> BestRows:
+        """Return these of the rows."""
+        return BestRows(self.ids[first:end], self.masses[first:end], lambda index: self.read(first + index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +100,21 @@ class Sampling:
         """The rule in effect: at temperature 0 all that lose nothing are one."""
         return "greedy" if self.temperature == 0.0 and self.acceptance != "tolerance" else self.acceptance
 
+    def count_best_logits(self, most: int) -> int:
+        """Return how many of a row's best logits are to be known, as BestRow has them, to decide its token, with its
+        mass where a nucleus ends. There are `most` to be had. 0: all of them may decide."""
+        if self.rule == "greedy":
+            return min(1, most)
+        if self.rule != "coupled" or (self.narrows and not self.top_k):
+            return 0
+        if self.top_k:
+            return self.top_k if self.top_k <= most else 0
+        return most if self.has_nucleus != (self.min_p > 0.0) else 0  # with both the mass is that of what min-p keeps
+
     @property
-    def best_logits(self) -> int:
-        """How many of a row's best logits decide its token, the lower id first among equals; 0: all of them may."""
-        return {"greedy": 1, "coupled": self.top_k}.get(self.rule, 0)
+    def has_nucleus(self) -> bool:
+        """True where top-p ends at a share of the mass of all tokens."""
+        return self.top_p < 1.0 and not self.top_k
 
     @property
     def draws_drafts(self) -> bool:

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from policies.sampling import noise
 from policies.sampling.coupled import choose, choose_each, greedy
 from policies.sampling.filters import distribution
-from policies.sampling.params import Ids, NotFinite, Row, Sampling, Shape, finite_top
+from policies.sampling.params import BestRow, BestRows, Ids, NotFinite, Row, Sampling, Shape, finite_top
 
 PROPOSAL_WIDTH = 128
 """The most tokens of a proposal."""
@@ -187,14 +187,14 @@ class VerifiedDraft:
 
 
 class CoupledDraft(NamedTuple):
-    """A draft to be judged by the coupled rule, as `verify_draft` takes it. `ids`: as `choose_each` has them, where
-    `rows` are the best logits alone."""
+    """A draft to be judged by the coupled rule, as `verify_draft` takes it. `best`: where `rows` are the best logits
+    alone."""
 
     rows: Row
     draft: Sequence[int]
     sampling: Sampling
     position: int
-    ids: Ids | None = None
+    best: BestRows | None = None
 
 
 def verify_draft(
@@ -213,8 +213,8 @@ def verify_draft(
     `rows`: float32, shape (len(draft) + 1, vocabulary); row i holds the logits of position `position + i`,
     where `position` is that of the first drafted token. `shape` changes each row before it is judged, in order: what a
     row is shaped to depends on the drafts accepted before it. `proposals[i]` is what draft i was drawn from: None, or
-    no entry, where it was not drawn. `delta`: see `judge`. `ids`: as CoupledDraft has them, for the greedy rule
-    without a shape. Raises NotFinite.
+    no entry, where it was not drawn. `delta`: see `judge`. `ids`: as BestRows has them, where `rows` are the
+    best logits alone, for the greedy rule without a shape. Raises NotFinite.
     """
     if shape is None and sampling.rule == "greedy":
         return _greedy_verdict(rows, draft, ids)
@@ -251,9 +251,9 @@ def verify_coupled_drafts(drafts: Sequence[CoupledDraft]) -> list[VerifiedDraft]
     return [VerifiedDraft(len(tokens) - 1, tuple(tokens)) for tokens in taken]
 
 
-def _next(draft: CoupledDraft, taken: int) -> tuple[Row, Ids | None, Sampling, int]:
-    ids = None if draft.ids is None else draft.ids[taken]
-    return draft.rows[taken], ids, draft.sampling, draft.position + taken
+def _next(draft: CoupledDraft, taken: int) -> tuple[Row, BestRow | None, Sampling, int]:
+    best = None if draft.best is None else draft.best.find(taken)
+    return draft.rows[taken], best, draft.sampling, draft.position + taken
 
 
 def _goes_on(taken: Sequence[int], draft: Sequence[int]) -> bool:

@@ -21,7 +21,7 @@ from orchestrator.protocol.commands import Submit
 from policies.sampling import Sampling
 from tests.adapters.test_hf_reference import TOKENS
 from tests.adapters.test_torch_device import prepare_variant
-from tests.support.best_logits import find_best_by_definition
+from tests.support.best_logits import find_best_by_definition, sum_masses
 from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import decode, loop_over, suffix
 
@@ -42,22 +42,24 @@ ODD = [0.0, -0.0, 1.0, 1.5, -1.5, 1e-45, -1e-45, np.inf, -np.inf, np.nan]
 def test_they_are_the_best_in_order_with_the_lower_id_first_among_equals(rows, count, negative_nan):
     if negative_nan:  # as a processor makes it of 0 / 0
         rows = np.where(np.isnan(rows), np.uint32(0xFFC00000).view(np.float32), rows)
-    best = read_best(find_best(torch.from_numpy(rows), count).numpy())
-    expected = find_best_by_definition(rows, min(count, rows.shape[1]))
-    spoilt = ~np.isfinite(expected.logits[:, 0]) & (expected.logits[:, 0] != -np.inf)
+    best = read_best(find_best(torch.from_numpy(rows), count).numpy(), rows.__getitem__)
+    logits, ids = find_best_by_definition(rows, min(count, rows.shape[1]))
+    spoilt = ~np.isfinite(logits[:, 0]) & (logits[:, 0] != -np.inf)
     assert np.array_equal(spoilt, ~np.isfinite(best.logits[:, 0]) & (best.logits[:, 0] != -np.inf))
-    assert np.array_equal(best.ids[~spoilt], expected.ids[~spoilt])
-    assert np.array_equal(best.logits[~spoilt].view(np.uint32), expected.logits[~spoilt].view(np.uint32))
+    assert np.array_equal(best.ids[~spoilt], ids[~spoilt])
+    assert np.array_equal(best.logits[~spoilt].view(np.uint32), logits[~spoilt].view(np.uint32))
 
 
 def test_in_sixteen_bits_many_are_equal_and_the_order_holds_over_a_whole_vocabulary():
     rows = np.random.default_rng(1).normal(0, 3, (20, 151_936)).astype(np.float32)
     coarse = torch.from_numpy(rows).bfloat16().float()
+    temperatures = np.linspace(0.1, 2.0, 20).astype(np.float32)
     for count in (1, 64):
-        best = read_best(find_best(coarse, count).numpy())
-        expected = find_best_by_definition(coarse.numpy(), count)
-        assert np.array_equal(best.ids, expected.ids)
-        assert np.array_equal(best.logits, expected.logits)
+        best = read_best(find_best(coarse, count, torch.from_numpy(1.0 / temperatures)).numpy(), rows.__getitem__)
+        logits, ids = find_best_by_definition(coarse.numpy(), count)
+        assert np.array_equal(best.ids, ids)
+        assert np.array_equal(best.logits, logits)
+        assert np.allclose(best.masses, sum_masses(coarse.numpy(), list(temperatures)), rtol=2e-5, atol=0.0)
     assert (np.diff(best.logits, axis=1) == 0).any()
 
 
@@ -85,14 +87,16 @@ def test_texts_are_those_of_whole_rows_with_drafts_and_without(model, depth):
         "greedy": Sampling(),
         "top-k": Sampling(0.9, top_k=20, seed=1),
         "both": Sampling(1.3, top_k=40, top_p=0.8, seed=2),
-        "all": Sampling(1.0, top_p=0.9, seed=3),
+        "top-p": Sampling(1.0, top_p=0.9, seed=3),
+        "min-p": Sampling(1.0, min_p=0.2, seed=4),
+        "all": Sampling(1.0, seed=5),
     }
     submits = [Submit(name, TOKENS[: 9 + len(name)], 40, own) for name, own in samplings.items()]
     submits.append(Submit("scored", TOKENS[:20], 40, Sampling(), logprobs=3))
     texts = []
     for most in (0, MOST_BEST):
         model.capabilities = replace(model.capabilities, best_logits=most)
-        loop = loop_over(model, suffix(), running=5, depth=depth, policy=FixedDepth(depth), prefix_reuse=False)
+        loop = loop_over(model, suffix(), running=7, depth=depth, policy=FixedDepth(depth), prefix_reuse=False)
         texts.append(decode(loop, submits)[0])
     assert texts[0] == texts[1]
     assert all(len(text) == 40 for text in texts[0].values())

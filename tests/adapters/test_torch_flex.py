@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -80,8 +80,8 @@ def plan_sequences(
     the logits are, from the last on. `best`: how many are enough, in turns (Segment.best)."""
     pool = BlockPool(BlockRules(blocks, BLOCK, len(given)))
     batch = [
-        Segment(slot, held, [1] * rows, (max(0, rows - wanted), rows), best=best[slot % len(best)])
-        for slot, (held, rows) in enumerate(given)
+        Segment(slot, held, [1] * rows, (max(0, rows - wanted), rows), best=count, temperature=0.7 * (count > 1))
+        for slot, ((held, rows), count) in enumerate(zip(given, cycle(best), strict=False))
     ]
     if before := [Segment(slot, 0, [1] * held, (0, 0)) for slot, (held, _) in enumerate(given) if held]:
         pool.reserve(before)
@@ -366,12 +366,12 @@ def test_nothing_but_the_wanted_rows_of_logits_comes_back_from_cuda(tmp_path, mo
 
 @pytest.mark.parametrize("best", [1, 20])
 def test_of_rows_whose_best_logits_are_enough_these_alone_come_back_from_cuda_in_one_copy(tmp_path, monkeypatch, best):
-    """In four bytes each, with their ids; the host waits once, as before, however many sequences there are."""
+    """In four bytes each, with their ids and a mass. The host waits once, as before, for any number of sequences."""
     target = prepare(tmp_path, "llama")
     for given_ in (FEW, MANY):
         with monkeypatch.context() as patch:
             counts, _ = run_on_fake_cuda(patch, target, "llama", given_, 200, 1, [best])
-        assert counts.returned_bytes == 8 * best * len(given_)
+        assert counts.returned_bytes == 4 * (2 * best + 1) * len(given_)
         assert counts.returns == 1
         assert counts.waits == ["an event"]
 
@@ -379,7 +379,7 @@ def test_of_rows_whose_best_logits_are_enough_these_alone_come_back_from_cuda_in
 def test_beside_others_whole_rows_come_back_in_one_copy_more_and_the_host_waits_once(tmp_path, monkeypatch):
     target = prepare(tmp_path, "llama")
     counts, _ = run_on_fake_cuda(monkeypatch, target, "llama", MANY, 200, 1, [1, 0, 20, 1])
-    assert counts.returned_bytes == 4 * (8 * read_decoder(target).vocabulary_size + 24 * 20 * 2)
+    assert counts.returned_bytes == 4 * (8 * read_decoder(target).vocabulary_size + 24 * (2 * 20 + 1))
     assert counts.returns == 2
     assert counts.waits == ["an event"]
 

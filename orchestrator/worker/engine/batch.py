@@ -10,7 +10,7 @@ from adapters.loaded_model import Capabilities, Segment
 from device_profiles.units import ceil_div
 from orchestrator.worker.drafting.port import NOTHING, Draft
 from orchestrator.worker.engine.sequence import SequenceState
-from policies.sampling import Ids, Row
+from policies.sampling import BestRows, Row
 from policies.serving.prefill_shares import PrefillRows, share_rows
 
 SCORED_ROWS = 128
@@ -19,14 +19,14 @@ vocabulary of 152,000 planned for 1.5 GB that nobody ever held."""
 
 
 class WantedRows(NamedTuple):
-    """What came back of the rows that a segment wants: their `logits`, and which tokens these are of; None: of all."""
+    """What came back of the rows that a segment wants: all their `logits`, or the `best` alone."""
 
     logits: Row
-    ids: Ids | None = None
+    best: BestRows | None = None
 
     def take_last(self, count: int) -> WantedRows:
-        first = len(self.logits) - count
-        return WantedRows(self.logits[first:], None if self.ids is None else self.ids[first:])
+        end = len(self.logits)
+        return WantedRows(self.logits[end - count :], self.best and self.best.cut(end - count, end))
 
 
 @dataclass(slots=True)
@@ -65,7 +65,8 @@ class ScheduledSequence:
         sequence = self.sequence
         start = sequence.cached
         tokens = [*sequence.tokens[start : start + self.num_query_tokens], *self.draft.tokens]
-        return Segment(sequence.slot, start, tokens, self.wanted, self.apart, sequence.best_logits)
+        best = (sequence.best_logits, sequence.mass_temperature)
+        return Segment(sequence.slot, start, tokens, self.wanted, self.apart, *best)
 
     @property
     def wanted(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from adapters.loaded_model import ForwardResult, LoadedModel, PendingForward, Se
 from orchestrator.worker.drafting.port import Draft
 from orchestrator.worker.engine.batch import ScheduledSequence, WantedRows
 from orchestrator.worker.engine.branches import Branch
+from policies.sampling import BestRows
 from policies.speculation import DraftComparison, DraftSummary, RoundContext
 from policies.speculation.branching import BranchOffer
 
@@ -81,10 +82,10 @@ def split_rows(
     wanted += [(branch.part.sequence, branch.rows) for branch in branches]
     rows: list[WantedRows] = []
     whole = best = 0
+    known = BestRows(*result.best[1:]) if result.best is not None else None
     for sequence, count in wanted:
-        if sequence.best_logits and result.best is not None:
-            logits, ids = result.best
-            rows.append(WantedRows(logits[best : best + count], ids[best : best + count]))
+        if sequence.best_logits and result.best is not None and known is not None:
+            rows.append(WantedRows(result.best.logits[best : best + count], known.cut(best, best + count)))
             best += count
         else:
             rows.append(WantedRows(result.logits[whole : whole + count]))

@@ -68,7 +68,7 @@ class SequenceState:
     """Rows behind the prompt are of a numerical class of their own: adapters.loaded_model.Capabilities.apart_tokens."""
     rewinds: bool = True
     best_logits: int = 0
-    """So many of the best logits of each row decide its tokens, and are all that is asked for; 0: rows come whole."""
+    """So many of the best logits of each row are asked for, which decide its tokens; 0: rows come whole."""
     block_tokens: int = 1
     slot: int = NO_SLOT
     cached: int = 0
@@ -113,7 +113,7 @@ class SequenceState:
     ) -> SequenceState:
         """Start from the prompt and what an earlier worker committed; `rules` stand behind that."""
         scores = LogprobCollector.of(submit)
-        best = submit.sampling.best_logits if rules is None and scores is None else 0
+        most = capabilities.best_logits if rules is None and scores is None else 0
         return cls(
             submit,
             [*submit.prompt, *submit.committed],
@@ -121,7 +121,7 @@ class SequenceState:
             now_s,
             apart=len(submit.prompt) <= capabilities.apart_tokens,
             rewinds=capabilities.rewinds,
-            best_logits=best if best <= capabilities.best_logits else 0,
+            best_logits=submit.sampling.count_best_logits(most),
             block_tokens=capabilities.block_tokens,
             rules=rules,
             scores=scores,
@@ -135,6 +135,12 @@ class SequenceState:
     def generated(self) -> int:
         """Tokens committed behind the prompt, by earlier workers too."""
         return len(self.tokens) - len(self.submit.prompt)
+
+    @property
+    def mass_temperature(self) -> float:
+        """The temperature at which the masses of its rows are asked for beside their best logits; 0.0: they are not."""
+        sampling = self.submit.sampling
+        return sampling.temperature if self.best_logits and sampling.has_nucleus else 0.0
 
     @property
     def uncached(self) -> int:

@@ -69,7 +69,7 @@ class Verifier:
                 sequence.rules.shape if sequence.rules is not None else None,
                 proposals=draft.proposals,
                 delta=delta,
-                ids=rows.ids,
+                ids=rows.best.ids if rows.best is not None else None,
             )
         except (GrammarFailed, NotFinite) as error:
             return error
@@ -105,7 +105,7 @@ def _score_prompt(sequence: SequenceState, rows: Row) -> NotFinite | None:
 
 def _to_coupled_draft(part: ScheduledSequence, rows: WantedRows) -> CoupledDraft:
     sequence, own = part.sequence, part.find_choosing(rows)
-    return CoupledDraft(own.logits, part.draft.tokens, sequence.submit.sampling, len(sequence.tokens), own.ids)
+    return CoupledDraft(own.logits, part.draft.tokens, sequence.submit.sampling, len(sequence.tokens), own.best)
 
 
 def _judge_together(drafts: Sequence[CoupledDraft]) -> Sequence[Verdict]:
