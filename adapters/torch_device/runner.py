@@ -235,8 +235,8 @@ class ForwardRunner:
             rows, best = self._send_back(whole), None
             if plan.best:
                 scales = None if plan.scales is None else send_array(plan.scales, self._device)
-                found = self._send_back(find_best(rest, plan.best, scales))
-                best = read_best(found, lambda row: rest[row].cpu().numpy())
+                values = self._send_back(find_best(rest, plan.best, scales))
+                best = read_best(values, lambda row: rest[row].cpu().numpy())
             return ShardResult(rows, self._clock.stop_ms(), best=best)
 
     def take_memory_back(self) -> bool:

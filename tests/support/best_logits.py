@@ -46,12 +46,12 @@ class BestModel(WrappedModel):
         return replace(capabilities, best_logits=self._most)
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        found: Any = self._wrapped.forward([replace(segment, best=0) for segment in batch])
+        result: Any = self._wrapped.forward([replace(segment, best=0) for segment in batch])
         counts = [segment.rows[1] - segment.rows[0] for segment in batch]
         alone = np.repeat([segment.best > 0 for segment in batch], counts)
         count = max(segment.best for segment in batch)
         assert count <= self._most
-        rows, best = found.logits[alone].copy(), None
+        rows, best = result.logits[alone].copy(), None
         if count:
             masses = sum_masses(rows, np.repeat([segment.temperature for segment in batch], counts)[alone])
             off = np.where(np.arange(len(masses)) % 2, 0.9992, 1.0008)
@@ -60,7 +60,7 @@ class BestModel(WrappedModel):
             )
         self.crossed[0] += int((~alone).sum())
         self.crossed[1] += int(alone.sum()) * count
-        return replace(found, logits=found.logits[~alone], best=best)
+        return replace(result, logits=result.logits[~alone], best=best)
 
     def _reader(self, rows: Row) -> Callable[[int], Row]:
         def read(row: int) -> Row:
