@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from adapters import registry
+from adapters.conformance.case import SLOTS
+from adapters.conformance.contract_tests import test_the_best_logits_are_those_of_whole_rows as check_best_logits
 from adapters.contract import DeviceLost, LoadOptions, OutOfMemory, Precision, Segment, silent
 from adapters.hf_directory import open_weights
 from adapters.invariance import find_variance
@@ -98,6 +100,14 @@ def test_sequences_that_decode_find_their_kernel_and_graphs_ready(tmp_path):
     for rows in (1, 5):
         model.forward([Segment(slot, 0, TOKENS[:rows], (0, rows)) for slot in range(4)])
     assert set(runner._graphs._recorded) == ready
+    model.close()
+
+
+def test_the_best_logits_of_rows_are_those_of_whole_rows(tmp_path):
+    _, target = prepare_variant(tmp_path, "llama")
+    model = ADAPTER.load(target, replace(OPTIONS, slots=SLOTS), silent)
+    assert model.capabilities.best_logits
+    check_best_logits(model)
     model.close()
 
 
