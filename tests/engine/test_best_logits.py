@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.contract import ForwardResult, Segment
 from orchestrator.protocol.commands import Submit
 from orchestrator.worker.engine.loop import DecodeLoop
 from policies.sampling import Sampling
@@ -18,7 +19,6 @@ from tests.engine.test_rules import GRAMMAR, TOKENIZER
 from tests.support.best_logits import BestModel
 from tests.support.branches import TurningDrafter, branching_loop, count_branches
 from tests.support.drafters import texts_of
-from tests.support.failing import FailingModel
 from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import END, alone, decode, grammars_over, loop_over, suffix, toy
 
@@ -136,7 +136,19 @@ def replace_id(own: Submit, number: int) -> Submit:
 @pytest.mark.parametrize("sampling", [GREEDY, TOP], ids=["greedy", "top-k"])
 def test_garbage_is_found_in_them(garbage, sampling):
     bad, good = submit("bad", sampling=sampling), submit("good", sampling=sampling, prompt=[5] * 20)
-    spoilt = FailingModel(toy(), spoils=lambda segment: list(segment.tokens[:2]) == bad.prompt[:2], garbage=garbage)
-    own = loop(BestModel(spoilt), 0)
+    model: Any = toy()
+    sound = model.forward
+
+    def spoil(batch: list[Segment]) -> ForwardResult:
+        result, at = sound(batch), 0
+        for segment in batch:
+            end = at + segment.rows[1] - segment.rows[0]
+            if list(segment.tokens[:2]) == bad.prompt[:2]:
+                result.logits[at:end] = garbage
+            at = end
+        return result
+
+    model.forward = spoil
+    own = loop(BestModel(model), 0)
     assert decode(own, [bad, good])[0] == alone([good]) | {"bad": []}
     assert [failed.kind for failed in own.failures()] == ["not_finite"]
