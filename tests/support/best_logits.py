@@ -17,7 +17,8 @@ from tests.support.wrapped_model import WrappedModel
 
 def find_best_by_definition(rows: Row, count: int) -> tuple[Row, NDArray[np.uint32]]:
     """The best logits of each row and whose they are, as BestLogits has them."""
-    ids = np.argsort(np.where(np.isnan(rows), -np.inf, -rows), axis=1, kind="stable")[:, :count].astype(np.uint32)
+    order = np.lexsort((np.where(np.isnan(rows), 0.0, -rows), ~np.isnan(rows)), axis=1)
+    ids = order[:, :count].astype(np.uint32)
     if count == 1:
         assert np.array_equal(ids[:, 0], rows.argmax(axis=1)), "as numpy has it"
     return np.take_along_axis(rows, ids, axis=1), ids
