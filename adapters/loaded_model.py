@@ -69,7 +69,7 @@ class ForwardResult:
     """`logits`: float32, shape (wanted rows over all segments in order, spec.outputs), valid until the next
     forward. `device_ms`: the runtime's own time for this forward, without the adapter's. `stage_ms`: each stage's part
     of it, where there are several. `best`: of the segments for which the best are enough (Segment.best), in order,
-    valid as long; `logits` has the rows of the others. k is no less than any of them asks for, or all outputs."""
+    valid as long. `logits` has the rows of the others. There are as many as any of them asks for, or all outputs."""
 
     logits: Logits
     device_ms: float

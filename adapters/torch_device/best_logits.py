@@ -44,8 +44,8 @@ def read_best(values: NDArray[np.int32], read_row: Callable[[int], Logits]) -> B
 
 
 def _make_keys(rows: Any) -> Any:
-    """Return a number for each logit, int64, by which the better ones come first, and the lower id among equals: topk
-    says nothing of their order, and in 16 bits many are equal."""
+    """Return a number for each logit, int64: a higher one for a better logit, and for the lower id among equals. topk
+    says nothing of the order of these, and in 16 bits many are equal."""
     bits = rows.add(0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).view(torch.int32)
     # The bits of numbers are ordered as they are, those below 0 the other way round; -0.0 has become 0.0.
     ordered = bits ^ ((bits >> 31) & _MAGNITUDE)

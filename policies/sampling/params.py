@@ -34,9 +34,10 @@ Breaker = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class BestRow(NamedTuple):
-    """What is known of a row beside its best logits, of which the best comes first, the lower id first among equals:
-    whose they are (`ids`), and what the shares of all its tokens come to at the request's temperature, the best one's
-    being 1 (`mass`, but for one in a thousand of it). `read` returns all of its logits."""
+    """What is known of a row beside its best logits. Of these the best comes first, the lower id first among equals.
+
+    `ids`: whose they are. `mass`: what the shares of all tokens come to at the request's temperature, the best one's
+    being 1; it may be off by one in a thousand. `read` returns all logits."""
 
     ids: Ids
     mass: float
