@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from adapters.contract import Hidden, ShardResult
+from adapters.contract import BestLogits, Hidden, ShardResult
 from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch, attending
 from adapters.torch_device.best_logits import find_best, read_best
 from adapters.torch_device.flex import FAR, FlexBatch, Kernel, PageTables, pin, send_array
@@ -232,7 +232,8 @@ class ForwardRunner:
             if not self._last:
                 return ShardResult(self._send_back(made[: plan.token_count]), self._clock.stop_ms())
             whole, rest = made[: plan.whole_count], made[plan.whole_count : plan.wanted_count]
-            rows, best = self._send_back(whole), None
+            rows = self._send_back(whole)
+            best: BestLogits | None = None
             if plan.best:
                 scales = None if plan.scales is None else send_array(plan.scales, self._device)
                 values = self._send_back(find_best(rest, plan.best, scales))
