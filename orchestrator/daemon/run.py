@@ -42,9 +42,7 @@ from orchestrator.daemon.api.tls import Certificate
 from orchestrator.daemon.bootstrap.admin_targets import describe_targets
 from orchestrator.daemon.bootstrap.api_settings import (
     build_alert_watch,
-    build_api_settings,
     build_connection_limits,
-    build_store_limits,
     open_batches,
 )
 from orchestrator.daemon.bootstrap.banner import describe_ray_start, show_banner
@@ -107,7 +105,7 @@ class Daemon:
         self._kept: KeptAnswers | None = None
         self._batches: BatchService | None = None
         self._alerts: AlertWatch | None = None
-        self._connections = Connections(build_connection_limits(config))
+        self._connections = Connections(build_connection_limits(config.api))
         self._sandbox = Sandbox()
         self._deadly = DeadlyBodies(self._state / "bodies", self._clock, config.limits.quarantine_s)
         cluster = SharedCluster(early.cluster)
@@ -398,7 +396,8 @@ class Daemon:
         return f"serving {serving}" + (f"; failed: {', '.join(failed)}" if failed else "")
 
     def _build_settings(self) -> ApiSettings:
-        return build_api_settings(self._config, self._keys, self._audit, self._connections, self._tracing)
+        config, everybodys = self._config, (self._keys, self._audit, self._connections, self._tracing)
+        return ApiSettings(config.limits, config.api, config.logging.prompts, *everybodys)
 
     def _adopt(self, config: ClusterConfig) -> None:
         """Let what is everybody's take effect."""
@@ -407,12 +406,12 @@ class Daemon:
         if self._log is not None:
             self._log.ring.hides_words = config.logging.prompts
         self._take_settings(self._build_settings())
-        self._connections.limits = build_connection_limits(config)
+        self._connections.limits = build_connection_limits(config.api)
         for model, target in zip(self._models, self._targets, strict=True):
             model.take_terms(build_terms(target.config))
         if self._batches is not None:
             store = self._batches.store
-            store.limits = build_store_limits(config, store.limits.concurrency)
+            store.limits = config.batches.model_copy(update={"concurrency": store.limits.concurrency})
 
     async def _tend_book(self) -> None:
         while True:

@@ -18,6 +18,7 @@ from openai import AsyncOpenAI
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import Clock, SystemClock
+from orchestrator.config.model import Api, Limits
 from orchestrator.daemon.api.app import create_app
 from orchestrator.daemon.api.served import ServedTarget, TargetTerms
 from orchestrator.daemon.api.settings import ApiSettings
@@ -177,20 +178,29 @@ class ScriptedControl:
                 await asyncio.sleep(0.005)
 
 
+def api_settings(**settings: Any) -> ApiSettings:
+    """Return the settings of an API, by keys of the sections `limits` and `api`, and by its own fields."""
+    settings = {"max_body": 65_536} | settings
+    limits, api = (
+        section().model_copy(update={name: settings.pop(name) for name in section.model_fields.keys() & settings})
+        for section in (Limits, Api)
+    )
+    return ApiSettings(limits, api, **settings)
+
+
 def app_over(
     control: ScriptedControl,
     *,
-    max_body_bytes: int = 65_536,
     tokenizer: Tokenizer | None = TOKENIZER,
     book: AnswerBook | None = None,
     clock: Clock | None = None,
     **settings: Any,
 ) -> FastAPI:
-    """Return the public app over a scripted control. `settings`: of the API, or of the model."""
+    """Return the public app over a scripted control. `settings`: see `api_settings`; others are of the model."""
     terms = TargetTerms(**{name: settings.pop(name) for name in TERMS & settings.keys()})
     target = ServedTarget(control, lambda: tokenizer, lambda: "toy", terms)
     clock = SystemClock() if clock is None else clock
-    return create_app([target], ApiSettings(max_body_bytes, **settings), clock, book=book, sandbox=_SANDBOX)
+    return create_app([target], api_settings(**settings), clock, book=book, sandbox=_SANDBOX)
 
 
 @contextmanager

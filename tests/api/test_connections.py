@@ -9,27 +9,33 @@ import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from orchestrator.config.model import Api
 from orchestrator.daemon.api import connections
 from orchestrator.daemon.api.answer_stream import EventStream, KeepAlive
-from orchestrator.daemon.api.connections import ConnectionLimits, Connections, raise_open_files
+from orchestrator.daemon.api.connections import Connections, raise_open_files
 from orchestrator.daemon.api.listening import listen_tcp, serving
 from orchestrator.errors import RequestError
 from tests.api.support import ScriptedControl, app_over
 from tests.support.waiting import until_async
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "x"}
-PATIENT = ConnectionLimits(64, 30.0, 30.0, 30.0, 30.0)
+PATIENT = Api(max_connections=64, body_timeout_s=30.0, header_timeout_s=30.0, idle_timeout_s=30.0)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = json.dumps(ASK).encode()
 WITHIN_S = 60.0
 IDLE_S = 0.7
+
+
+def limits_with(**changes: Any) -> Api:
+    """Return patient limits with these changes."""
+    return PATIENT.model_copy(update=changes)
 
 
 @dataclass
@@ -85,9 +91,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serve_watched(
-    app: ASGIApp, limits: ConnectionLimits
-) -> AsyncIterator[tuple[Served, Connections, AsyncOpenAI]]:
+async def serve_watched(app: ASGIApp, limits: Api) -> AsyncIterator[tuple[Served, Connections, AsyncOpenAI]]:
     """Serve an app within limits; gives where it is, its connections and the real client for it."""
     watch = Connections(limits)
     with listen_tcp("127.0.0.1", 0) as tcp:
@@ -104,11 +108,11 @@ async def serve_watched(
 @pytest.mark.parametrize(
     ("begin", "rest", "limits", "reason"),
     [
-        (b"", HEAD * 10, replace(PATIENT, header_timeout_s=0.4), "head_timeout"),
+        (b"", HEAD * 10, limits_with(header_timeout_s=0.4), "head_timeout"),
         (
             HEAD + b"Content-Length: 1000\r\n\r\n",
             b'{"model": "toy", ' * 50,
-            replace(PATIENT, body_timeout_s=0.4),
+            limits_with(body_timeout_s=0.4),
             "body_timeout",
         ),
     ],
@@ -143,7 +147,7 @@ async def test_who_sends_a_body_slowly_takes_nobodys_place():
 
 
 async def test_a_connection_that_asks_nothing_is_closed_and_one_that_asks_is_kept():
-    limits = replace(PATIENT, idle_timeout_s=IDLE_S)
+    limits = limits_with(idle_timeout_s=IDLE_S)
     async with serve_watched(app_over(ScriptedControl()), limits) as (served, watch, _):
         silent, _ = await served.connect()
         reader, writer = await served.connect()
@@ -194,7 +198,7 @@ async def test_small_events_are_sent_at_once():
 
 async def test_a_reader_that_stops_reading_is_cut_and_its_request_ends():
     app = Endless()
-    async with serve_watched(app, replace(PATIENT, write_timeout_s=0.5)) as (served, watch, _):
+    async with serve_watched(app, limits_with(write_timeout_s=0.5)) as (served, watch, _):
         _, writer = await served.ask(BODY)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.wait_for(app.ended.wait(), WITHIN_S)
@@ -204,7 +208,7 @@ async def test_a_reader_that_stops_reading_is_cut_and_its_request_ends():
 
 async def test_a_reader_that_reads_slowly_is_served():
     app = Endless()
-    async with serve_watched(app, replace(PATIENT, write_timeout_s=2.0)) as (served, watch, _):
+    async with serve_watched(app, limits_with(write_timeout_s=2.0)) as (served, watch, _):
         reader, _ = await served.ask(BODY)
         for _ in range(20):
             await reader.readexactly(200_000)
@@ -226,7 +230,11 @@ async def test_while_the_daemon_drains_such_a_reader_is_waited_for_less(monkeypa
 
 
 async def test_more_idle_connections_than_there_may_be_do_not_keep_anybody_out():
-    async with serve_watched(app_over(ScriptedControl()), replace(PATIENT, most=32)) as (served, watch, client):
+    async with serve_watched(app_over(ScriptedControl()), limits_with(max_connections=32)) as (
+        served,
+        watch,
+        client,
+    ):
         idle = [await served.connect() for _ in range(100)]
         for _ in range(5):
             await client.completions.create(**ASK)
@@ -239,7 +247,11 @@ async def test_more_idle_connections_than_there_may_be_do_not_keep_anybody_out()
 
 async def test_where_none_is_idle_a_new_connection_is_told_to_come_back():
     control = ScriptedControl(hang_at=1)
-    async with serve_watched(app_over(control), replace(PATIENT, most=16)) as (served, watch, _):
+    async with serve_watched(app_over(control), limits_with(max_connections=16)) as (
+        served,
+        watch,
+        _,
+    ):
         body = json.dumps({**ASK, "stream": True}).encode()
         busy = [await served.ask(body) for _ in range(16)]
         reader, _ = await served.connect()
@@ -254,8 +266,8 @@ async def test_where_none_is_idle_a_new_connection_is_told_to_come_back():
 
 
 async def test_the_rest_of_a_refused_body_is_taken_and_the_connection_goes_on():
-    app = app_over(ScriptedControl(), max_body_bytes=1000)
-    async with serve_watched(app, replace(PATIENT, header_timeout_s=0.3)) as (served, _, _client):
+    app = app_over(ScriptedControl(), max_body=1000)
+    async with serve_watched(app, limits_with(header_timeout_s=0.3)) as (served, _, _client):
         reader, writer = await served.connect()
         writer.write(HEAD + b"Content-Length: 200000\r\n\r\n" + b"x" * 100_000)
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WITHIN_S)

@@ -18,9 +18,8 @@ from orchestrator.daemon.api import body_work
 from orchestrator.daemon.api.app import create_app
 from orchestrator.daemon.api.body_work import DeadlyBodies
 from orchestrator.daemon.api.served import ServedTarget, TargetTerms
-from orchestrator.daemon.api.settings import ApiSettings
 from orchestrator.errors import RequestError
-from tests.api.support import _SANDBOX, HandClock, ScriptedControl, serving
+from tests.api.support import _SANDBOX, HandClock, ScriptedControl, api_settings, serving
 from tests.api.test_overload import Watched
 
 WITHIN_S = 20.0
@@ -148,7 +147,7 @@ async def test_bodies_behind_a_suspect_may_be_sent_again_and_are_not_too_large(t
     suspect, other = (json.dumps({"model": "toy", "prompt": text}).encode() for text in ("wait", "other"))
     daemons.die_over(suspect)
     target = ServedTarget(ScriptedControl(), lambda: tokenizer, lambda: "toy", TargetTerms())
-    settings = ApiSettings(65_536, translation_timeout_s=2.0)
+    settings = api_settings(translation_timeout_s=2.0)
     app = create_app([target], settings, SystemClock(), sandbox=_SANDBOX, deadly=daemons.now)
     async with serving(app) as url, httpx.AsyncClient(timeout=60) as client:
         first = asyncio.create_task(client.post(url + ROUTE, content=suspect))

@@ -14,7 +14,6 @@ from starlette.routing import Route
 from orchestrator.config.keys_change import create_key, hash_plain_keys, revoke_key
 from orchestrator.config.keys_file import SCOPES
 from orchestrator.daemon.api.audit import AuditLog
-from orchestrator.daemon.api.gates import Access
 from orchestrator.daemon.api.keys import OPEN_ROUTES, Keys
 from orchestrator.daemon.control.port import ReplicaView, StateView, Totals
 from orchestrator.errors import ConfigError
@@ -64,7 +63,7 @@ async def test_a_key_opens_what_its_scopes_say(tmp_path, scope, opens):
 
 
 async def test_metrics_are_open_where_that_is_configured(tmp_path):
-    app = app_over(ScriptedControl(), keys=Keys(key_file(tmp_path)), access=Access(metrics_open=True))
+    app = app_over(ScriptedControl(), keys=Keys(key_file(tmp_path)), metrics_without_key=True)
     async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
         assert (await client.get("/metrics")).status_code == 200
         assert (await client.get("/version")).status_code == 200
@@ -205,7 +204,7 @@ async def test_refused_keys_are_in_the_audit_log_and_no_secret_is(tmp_path):
     audit = AuditLog(tmp_path / "audit.jsonl")
     path = tmp_path / "keys"
     key, _ = create_key(path, "scrape", ("metrics",), 0, 0)
-    app = app_over(ScriptedControl(), keys=Keys(path), access=Access(audit=audit))
+    app = app_over(ScriptedControl(), keys=Keys(path), audit=audit)
     async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
         await client.get("/v1/models")
         await client.get("/v1/canary-path", headers={"Authorization": "Bearer canary-key"})

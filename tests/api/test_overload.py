@@ -65,7 +65,7 @@ def parts_of(text: str) -> list[dict[str, Any]]:
 )
 async def test_a_prompt_that_cannot_fit_is_never_tokenised(path, body):
     control, tokenizer = ScriptedControl(), Watched()
-    app = app_over(control, tokenizer=tokenizer, max_body_bytes=16 * MIB)
+    app = app_over(control, tokenizer=tokenizer, max_body=16 * MIB)
     async with serving(app) as url, httpx.AsyncClient(timeout=180) as client:
         answer = await client.post(url + path, json={"model": "toy"} | body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
@@ -85,7 +85,7 @@ def asking_for(schema: dict[str, Any]) -> dict[str, Any]:
 async def test_too_large_a_schema_is_refused_with_the_way_out(count, code):
     control = ScriptedControl()
     body = CHAT | {"response_format": asking_for(properties(count))}
-    async with serving(app_over(control, max_body_bytes=16 * MIB)) as url, httpx.AsyncClient(timeout=180) as client:
+    async with serving(app_over(control, max_body=16 * MIB)) as url, httpx.AsyncClient(timeout=180) as client:
         answer = await client.post(f"{url}/v1/chat/completions", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, code, "response_format")
@@ -98,7 +98,7 @@ async def test_an_outline_that_cannot_be_read_is_the_clients_mistake():
     torn = b'{"model":"toy","prompt":"' + b"x" * MIB
     strange = json.dumps({"model": "toy", "messages": [[1]] * MIB}).encode()
     async with (
-        serving(app_over(ScriptedControl(), max_body_bytes=16 * MIB)) as url,
+        serving(app_over(ScriptedControl(), max_body=16 * MIB)) as url,
         httpx.AsyncClient(timeout=180) as client,
     ):
         for body in (deep, torn, strange):
@@ -111,7 +111,7 @@ async def test_an_outline_that_cannot_be_read_is_the_clients_mistake():
 async def test_where_there_is_no_room_nothing_is_tokenised_and_the_connection_lives(size):
     control, tokenizer = ScriptedControl(), Watched()
     control.no_room = RequestError("full", status=429, kind="rate_limit_error", code="queue_full", retry_after_s=7)
-    async with client_of(app_over(control, tokenizer=tokenizer, max_body_bytes=8 * MIB)) as client:
+    async with client_of(app_over(control, tokenizer=tokenizer, max_body=8 * MIB)) as client:
         with pytest.raises(openai.RateLimitError) as refused:
             await client.completions.create(model="toy", prompt="0" * size)
         assert refused.value.response.headers["Retry-After"] == "7"
@@ -122,7 +122,7 @@ async def test_where_there_is_no_room_nothing_is_tokenised_and_the_connection_li
 
 async def test_small_requests_do_not_wait_behind_a_large_one():
     control, tokenizer = ScriptedControl(), Watched()
-    async with client_of(app_over(control, tokenizer=tokenizer, max_body_bytes=8 * MIB)) as client:
+    async with client_of(app_over(control, tokenizer=tokenizer, max_body=8 * MIB)) as client:
         large = asyncio.create_task(client.completions.create(model="toy", prompt="wait" + LARGE))
         while not tokenizer.begun.is_set():  # noqa: ASYNC110 -- another thread sets it
             await asyncio.sleep(0.005)
@@ -136,7 +136,7 @@ async def test_small_requests_do_not_wait_behind_a_large_one():
 
 async def test_work_that_takes_too_long_is_refused_and_the_next_one_is_done():
     tokenizer = Watched()
-    app = app_over(ScriptedControl(), tokenizer=tokenizer, max_body_bytes=8 * MIB, translation_timeout_s=0.3)
+    app = app_over(ScriptedControl(), tokenizer=tokenizer, max_body=8 * MIB, translation_timeout_s=0.3)
     async with client_of(app) as client:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.completions.create(model="toy", prompt="wait" + LARGE)
@@ -159,7 +159,7 @@ async def is_read_in_time(client: AsyncOpenAI, prompt: str) -> bool:
 
 async def test_bodies_beyond_the_budget_are_refused_until_there_is_room_again():
     control, tokenizer = ScriptedControl(), Watched()
-    app = app_over(control, tokenizer=tokenizer, max_body_bytes=8 * MIB, max_bodies_bytes=60_000)
+    app = app_over(control, tokenizer=tokenizer, max_body=8 * MIB, max_bodies=60_000)
     async with client_of(app) as client:
         large = asyncio.create_task(client.completions.create(model="toy", prompt="wait" + LARGE))
         while not tokenizer.begun.is_set():  # noqa: ASYNC110 -- another thread sets it
@@ -214,7 +214,7 @@ async def test_a_key_that_has_used_its_tokens_waits_for_more(tmp_path):
 
 async def test_tokenizing_is_bounded_and_off_the_loop_too():
     tokenizer = Watched()
-    app = app_over(ScriptedControl(), tokenizer=tokenizer, max_body_bytes=8 * MIB)
+    app = app_over(ScriptedControl(), tokenizer=tokenizer, max_body=8 * MIB)
     async with serving(app) as url, httpx.AsyncClient(timeout=180) as client:
         answer = await client.post(f"{url}/tokenize", json={"prompt": "0" * MIB})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")

@@ -13,8 +13,9 @@ import pydantic
 import pytest
 from fastapi import FastAPI
 
+from orchestrator.config.model import Api
 from orchestrator.daemon.api.doors.blocks import BlockBuilder
-from orchestrator.daemon.api.doors.responses.store import ResponseStore, StoreBounds
+from orchestrator.daemon.api.doors.responses.store import ResponseStore
 from orchestrator.daemon.api.keys import Keys
 from orchestrator.daemon.api.streaming import Piece
 from orchestrator.daemon.api.tools.calls import Text, render_parts
@@ -343,7 +344,7 @@ async def test_a_response_is_its_key_s(tmp_path):
 
 
 async def test_where_none_are_kept_a_request_that_needs_it_is_told():
-    async with responses_of(app_over(answering("x"), stored_responses=StoreBounds(max_count=0))) as client:
+    async with responses_of(app_over(answering("x"), stored_responses=0)) as client:
         made = await client.responses.create(**ASK)
         assert made.model_extra is not None
         assert made.model_extra["store"] is False
@@ -355,7 +356,8 @@ async def test_where_none_are_kept_a_request_that_needs_it_is_told():
 
 def test_what_is_kept_is_bounded_by_count_bytes_and_time():
     clock = HandClock()
-    store = ResponseStore(StoreBounds(max_count=3, max_bytes=100, keep_s=10.0), clock)
+    few = Api(stored_responses=3, stored_responses_memory="100 B", stored_responses_s=10.0)
+    store = ResponseStore(few, clock)
     for number in range(5):
         store.put("me", str(number), b"x" * 10, b"y" * 10)
     assert [store.find("me", str(number)) is not None for number in range(5)] == [False, False, True, True, True]
@@ -371,7 +373,7 @@ def test_what_is_kept_is_bounded_by_count_bytes_and_time():
     assert not store.delete("me", "late")
     store.put("me", "fits", b"x" * 100, b"")  # all bytes were given back
     assert store.find("me", "fits") is not None
-    store.set_bounds(StoreBounds(max_count=0))
+    store.set_bounds(Api(stored_responses=0))
     assert store.find("me", "fits") is None
 
 

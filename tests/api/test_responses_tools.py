@@ -248,7 +248,7 @@ async def test_long_arguments_in_a_history_are_prompt_and_not_parameters():
     text = {"type": "custom_tool_call", "call_id": "c", "name": "write", "input": "sea " * 500}
     many = [USER, *[call, text] * 20, USER]
     control = answering("ok")
-    app = app_over(control, max_body_bytes=2**20, max_parameter_bytes=1024)
+    app = app_over(control, max_body=2**20, max_parameters=1024)
     async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
         answer = await client.post("/v1/responses", json={"model": "toy", "input": many})
     assert answer.status_code == 400

@@ -17,12 +17,11 @@ from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.app import create_app
 from orchestrator.daemon.api.served import ServedTarget
-from orchestrator.daemon.api.settings import ApiSettings
 from orchestrator.daemon.control.port import RouteView
 from orchestrator.errors import RequestError
 from orchestrator.protocol.ready import Ready
 from policies.serving.routing import RoutedRequest
-from tests.api.support import READY, TOKENIZER, ScriptedControl, serving
+from tests.api.support import READY, TOKENIZER, ScriptedControl, api_settings, serving
 from tests.support.ready import change_ready
 
 FULL = RequestError("full", status=429, kind="rate_limit_error", code="queue_full", retry_after_s=3)
@@ -48,7 +47,7 @@ async def serve_models(**controls: ScriptedControl) -> AsyncIterator[httpx.Async
         ServedTarget(control, partial(find_tokenizer, control), partial(str, name))
         for name, control in controls.items()
     ]
-    app = create_app(targets, ApiSettings(65_536, vllm_metric_names=True), SystemClock())
+    app = create_app(targets, api_settings(vllm_metric_names=True), SystemClock())
     async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
         yield client
 

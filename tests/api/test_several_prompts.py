@@ -110,7 +110,7 @@ async def test_what_is_no_prompt_is_refused_in_words_of_its_own(prompt: Any, say
 @pytest.mark.parametrize(("prompts", "n"), [(MAX_SEQUENCES + 1, 1), (MAX_SEQUENCES // 16 + 1, 16), (20_000, 1)])
 async def test_the_sequences_of_one_request_are_bounded(prompts: int, n: int):
     control = ScriptedControl()
-    async with client_of(app_over(control, max_body_bytes=2**22)) as client:
+    async with client_of(app_over(control, max_body=2**22)) as client:
         with pytest.raises(openai.BadRequestError, match=f"{prompts} prompts, with 'n' {n}.* {MAX_SEQUENCES} at most"):
             await client.completions.create(**ASK, prompt=["a"] * prompts, n=n)
         assert not control.submits
@@ -129,7 +129,7 @@ async def test_the_one_that_is_too_long_is_named(size: int, *, ids: bool):
 
 
 async def test_many_prompts_that_fit_one_by_one_are_no_long_prompt():
-    async with client_of(app_over(ScriptedControl(), max_body_bytes=2**20)) as client:
+    async with client_of(app_over(ScriptedControl(), max_body=2**20)) as client:
         texts = [("word " * 10)[:40]] * 100
         assert len((await client.completions.create(**ASK, prompt=texts)).choices) == 100
         ids = [[120] * 50] * 128

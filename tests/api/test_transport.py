@@ -70,12 +70,12 @@ async def test_other_ways_of_packing_are_415_and_say_which_are_taken(encoding: s
 async def test_what_grows_beyond_the_bound_is_refused(pack: Any, times: int):
     packed = b"".join(pack(b" " * (64 * MIB)) for _ in range(times))
     name = "gzip" if pack is gzip.compress else "zstd"
-    answer = await post("/v1/completions", packed, name, max_body_bytes=MIB)
+    answer = await post("/v1/completions", packed, name, max_body=MIB)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
 async def test_packed_bytes_that_become_nothing_are_bounded_too():
-    answer = await post("/v1/completions", gzip.compress(b"") * 100_000, "gzip", max_body_bytes=MIB)
+    answer = await post("/v1/completions", gzip.compress(b"") * 100_000, "gzip", max_body=MIB)
     assert answer.status_code == 413
 
 

@@ -173,7 +173,7 @@ async def test_a_schema_over_the_operator_s_bound_is_refused_before_it_is_looked
     control = control_of_room()
     schema = {"type": "object", "not": {"type": "null"}, "title": "x" * 3000}  # 'not' cannot be kept to either
     path, body, param = ask_everywhere(schema)[door]
-    async with serving(app_over(control, max_grammar_bytes=2500)) as url:
+    async with serving(app_over(control, max_grammar=2500)) as url:
         error = (await post(url, path, body)).json()["error"]
     assert (error["code"], error["param"]) == ("schema_too_large", param)
     assert "2500 are taken" in error["message"]

@@ -131,7 +131,7 @@ async def ask(path: str, body: dict[str, Any], text: str) -> tuple[Any, Any, Scr
     steps = [list(raw[start : start + 5]) for start in range(0, len(raw), 5)]
     ready = change_ready(READY, context_tokens=CONTEXT_TOKENS)
     control = ScriptedControl(steps=steps, finish="stop", ready=ready)
-    async with serving(app_over(control, max_body_bytes=2**20)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(app_over(control, max_body=2**20)) as url, httpx.AsyncClient(base_url=url) as client:
         plain = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
         whole = await client.post(path, json=plain | {"stream": False})
         assert whole.status_code == 200, whole.text

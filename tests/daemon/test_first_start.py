@@ -180,7 +180,7 @@ class FirstStart(RuleBasedStateMachine):
         )
         self.life = TargetLife(config, ground)
         await self.life.prepare()
-        app = create_app([self.life.offer()], ApiSettings(65_536), clock, sandbox=self.sandbox)
+        app = create_app([self.life.offer()], ApiSettings(), clock, sandbox=self.sandbox)
         models: list[ServedModel] = list(app.state.models)
         self.page = app.state.page
         admin = create_admin_app(describe_targets([self.life], models, None), "", "0")

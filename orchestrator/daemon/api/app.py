@@ -90,7 +90,7 @@ class ApiRoutes:
         deadly: DeadlyBodies | None = None,
     ) -> None:
         self._deadly = DeadlyBodies(None, clock, 0.0) if deadly is None else deadly
-        self._bodies = BodyBudget(settings.max_bodies_bytes)
+        self._bodies = BodyBudget(settings.limits.max_bodies)
         self._settings = settings
         self._clock = clock
         self.models = ServedModels(
@@ -101,11 +101,11 @@ class ApiRoutes:
         self.kept = None if book is None else KeptAnswers(self.models.find_control, book, clock)
         self.shares = KeyShares(
             clock,
-            most_requests=settings.max_requests_per_key,
-            tokens_per_minute=settings.max_tokens_per_minute_per_key,
+            most_requests=settings.limits.max_requests_per_key,
+            tokens_per_minute=settings.limits.max_tokens_per_minute_per_key,
             own=limits_of(settings.keys),
         )
-        self.stored = ResponseStore(settings.stored_responses, clock)
+        self.stored = ResponseStore(settings.api, clock)
         sandbox = Sandbox() if sandbox is None else sandbox
         self._reader = QuestionReader(self.models, settings, self._bodies, sandbox, self._deadly, clock)
         self.do_with_body = self._reader.do_with_body
@@ -113,24 +113,25 @@ class ApiRoutes:
     def take_settings(self, settings: ApiSettings) -> None:
         """Bound what comes from now on by these. Who may use the API, and what is logged, stays as it is."""
         before = self._settings
-        self._settings = replace(settings, keys=before.keys, access=before.access, log_words=before.log_words)
+        self._settings = replace(settings, keys=before.keys, log_words=before.log_words)
         self._reader.take_settings(self._settings)
-        self.shares.set_limits(settings.max_requests_per_key, settings.max_tokens_per_minute_per_key)
-        self.stored.set_bounds(settings.stored_responses)
+        limits = settings.limits
+        self.shares.set_limits(limits.max_requests_per_key, limits.max_tokens_per_minute_per_key)
+        self.stored.set_bounds(settings.api)
         for model in self.models:
-            model.liveness.stalled_after_s = settings.stalled_after_s
+            model.liveness.stalled_after_s = settings.api.stalled_after_s
 
     @property
     def max_parameter_bytes(self) -> int:
         """How much a body may have beside its prompt."""
-        return self._settings.max_parameter_bytes
+        return self._settings.limits.max_parameters
 
     def _build_model(self, target: ServedTarget, *, first: bool) -> ServedModel:
         """Return a model; connections and bodies are everybody's, and told with the first."""
         metrics = Metrics(
             target.control,
             self._clock,
-            vllm_names=self._settings.vllm_metric_names,
+            vllm_names=self._settings.api.vllm_metric_names,
             objectives=target.terms.objectives,
             trial_view=target.trial.view if target.trial is not None else None,
             connections=self._settings.connections if first else None,
@@ -139,7 +140,7 @@ class ApiRoutes:
             price=target.terms.price,
             name=target.name,
         )
-        liveness = Liveness(target.control, self._clock, self._settings.stalled_after_s)
+        liveness = Liveness(target.control, self._clock, self._settings.api.stalled_after_s)
         return ServedModel(target, metrics, liveness)
 
     async def completions(self, request: Request) -> Response:
@@ -166,9 +167,8 @@ class ApiRoutes:
         RequestError."""
         if not self.models.load_for_requests:
             return await self._answer_whole(request, read, None)
-        wait, settings = LoadWait(), self._settings
-        work = self._answer_whole(request, read, wait)
-        return await wait.answer(work, settings.headers_after_s, settings.keep_alive_s)
+        wait, api = LoadWait(), self._settings.api
+        return await wait.answer(self._answer_whole(request, read, wait), api.headers_after_s, api.keep_alive_s)
 
     async def _answer_whole(self, request: Request, read: ReadQuestion, wait: LoadWait | None) -> Response:
         arrived_s = self._clock.monotonic_s()
@@ -281,9 +281,9 @@ class ApiRoutes:
         """Return what sends an answer's chunks. A refusal that comes soon has a status of its own; one that comes when
         the headers are out is an event. Headers that go before the answer begins say what `find_speculation` returns.
         Raises RequestError."""
-        settings = self._settings
+        api = self._settings.api
         try:
-            opened = await unless_gone(request.receive, reader.wait(settings.headers_after_s))
+            opened = await unless_gone(request.receive, reader.wait(api.headers_after_s))
         except BaseException:
             await reader.aclose()
             raise
@@ -291,7 +291,7 @@ class ApiRoutes:
             await reader.aclose()
             return follow.end_disconnected()
         headers = writer.headers(first.answer.speculation if opened else find_speculation())
-        keep_alive = KeepAlive(writer.ping(), settings.keep_alive_s, late=not opened)
+        keep_alive = KeepAlive(writer.ping(), api.keep_alive_s, late=not opened)
         return EventStream(reader, follow.end_disconnected, headers, keep_alive)
 
     def _decode(
@@ -326,8 +326,7 @@ def create_app(
     app.state.take_settings = api.take_settings
     app.state.lives = api.lives
     errors.install_error_handlers(app)
-    gates = (settings.keys, settings.access, api.shares, settings.tracing)
-    install_gates(app, *gates, log_words=settings.log_words)
+    install_gates(app, settings, api.shares)
     generate = (400, 401, 404, 409, 410, 413, 415, 422, 429, 500, 503, 504)
     text = operation(CompletionRequest, Completion, events=CompletionChunk, statuses=generate)
     chat = operation(ChatRequest, ChatCompletion, events=ChatCompletionChunk, statuses=generate)

@@ -14,7 +14,6 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import h11
@@ -22,6 +21,7 @@ import psutil
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from orchestrator.config.model import Api
 from orchestrator.telemetry import get_logger
 
 SEND_BUFFER_BYTES = 256 * 1024
@@ -42,17 +42,6 @@ Phase = Literal["idle", "head", "body", "answer"]
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """How many connections there may be, and how long each may take for a step; see `config.model.Api`."""
-
-    most: int
-    header_timeout_s: float
-    body_timeout_s: float
-    idle_timeout_s: float
-    write_timeout_s: float
-
-
 def raise_open_files(wanted: int) -> int:
     """Raise the soft limit on open files so that there is room for so many connections; returns how many have room."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -70,7 +59,7 @@ def raise_open_files(wanted: int) -> int:
 class Connections:
     """All connections of one server. `closed` counts those that were ended here, by the reason."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: Api) -> None:
         self.limits = limits
         self.closed: Counter[str] = Counter()
         self._open: dict[WatchedProtocol, None] = {}
@@ -89,13 +78,13 @@ class Connections:
     def hurry(self) -> None:
         """The daemon drains: readers that stopped reading are not waited for as long as before."""
         hurried = min(self.limits.write_timeout_s, _HURRIED_WRITE_S)
-        self.limits = replace(self.limits, write_timeout_s=hurried)
+        self.limits = self.limits.model_copy(update={"write_timeout_s": hurried})
         for connection in list(self._open):
             connection.hurry()
 
     def add(self, connection: WatchedProtocol) -> bool:
         """Take in a connection; False where there is no room for it and none is idle."""
-        if len(self._open) >= self.limits.most:
+        if len(self._open) >= self.limits.max_connections:
             oldest = next(iter(self._waiting), None)
             if oldest is None:
                 self.closed["full"] += 1

@@ -20,7 +20,8 @@ from structlog.contextvars import bound_contextvars
 from orchestrator.daemon.api.admin.over_tcp import AdminOverTcp
 from orchestrator.daemon.api.audit import AuditLog
 from orchestrator.daemon.api.errors import CLIENT_CLOSED, REQUEST_ID, new_request_id, response_of, unforeseen
-from orchestrator.daemon.api.keys import OPEN_ROUTES, KeyGate, Keys
+from orchestrator.daemon.api.keys import OPEN_ROUTES, KeyGate
+from orchestrator.daemon.api.settings import ApiSettings
 from orchestrator.daemon.api.shares import KeyShares, ShareGate
 from orchestrator.daemon.tracing.names import OPERATIONS
 from orchestrator.daemon.tracing.port import RequestTrace, TracedRequest, Tracing
@@ -40,33 +41,20 @@ NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_co
 _TRACE = "outrider.trace"  # in the scope
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What is asked beside keys. See `config.model.Api`."""
-
-    allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    metrics_open: bool = False
-    audit: AuditLog = field(default_factory=AuditLog)
-
-
-def install_gates(
-    app: FastAPI, keys: Keys | None, access: Access, shares: KeyShares, tracing: Tracing | None, *, log_words: bool
-) -> None:
+def install_gates(app: FastAPI, settings: ApiSettings, shares: KeyShares) -> None:
     """Put the gates before the app's routes: web pages are refused first, then keys, then those who have their share.
-    What is added last is asked first. `keys`: None asks for none. `tracing`: None makes no spans. `log_words`: see
-    RequestScope."""
+    What is added last is asked first."""
+    keys, api = settings.keys, settings.api
     app.add_middleware(HeadRequests)
-    if tracing is not None:
-        app.add_middleware(TraceScope, tracing=tracing)
+    if settings.tracing is not None:
+        app.add_middleware(TraceScope, tracing=settings.tracing)
     if keys is not None:
         app.add_middleware(AdminOverTcp)
         app.add_middleware(ShareGate, shares=shares)
-        app.add_middleware(KeyGate, keys=keys, audit=access.audit, metrics_open=access.metrics_open)
-    origins = normalise(access.allowed_origins)
-    hosts = normalise(access.allowed_hosts)
+        app.add_middleware(KeyGate, keys=keys, audit=settings.audit, metrics_open=api.metrics_without_key)
+    hosts, origins = normalise(api.allowed_hosts), normalise(api.allowed_origins)
     rules = WebRules(hosts, origins, check_host=keys is None or bool(hosts))
-    app.add_middleware(WebGate, rules=rules, audit=access.audit)
+    app.add_middleware(WebGate, rules=rules, audit=settings.audit)
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -75,7 +63,7 @@ def install_gates(
             allow_headers=["*"],
             expose_headers=list(_SHOWN_HEADERS),
         )
-    app.add_middleware(RequestScope, log_words=log_words)
+    app.add_middleware(RequestScope, log_words=settings.log_words)
 
 
 class RequestScope:

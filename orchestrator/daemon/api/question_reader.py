@@ -56,22 +56,22 @@ class QuestionReader:
         clock: Clock,
     ) -> None:
         self._models = models
-        self._settings = settings
         self._bodies = bodies
         self._sandbox = sandbox
         self._deadly = deadly
         self._clock = clock
-        self._lanes = WorkLanes(settings.translation_timeout_s)
-        self._grammars = GrammarChecks(settings.max_grammar_bytes, settings.translation_timeout_s, sandbox, clock)
-        self._sandbox.template_timeout_s = settings.translation_timeout_s * _TEMPLATE_PART
+        limits = settings.limits
+        self._lanes = WorkLanes(limits.translation_timeout_s)
+        self._grammars = GrammarChecks(limits.max_grammar, limits.translation_timeout_s, sandbox, clock)
+        self.take_settings(settings)
 
     def take_settings(self, settings: ApiSettings) -> None:
         """Bound what is read from now on by these."""
-        self._settings = settings
-        self._bodies.most = settings.max_bodies_bytes
-        self._lanes.timeout_s = settings.translation_timeout_s
-        self._grammars.set_bounds(settings.max_grammar_bytes, settings.translation_timeout_s)
-        self._sandbox.template_timeout_s = settings.translation_timeout_s * _TEMPLATE_PART
+        self._settings, limits = settings, settings.limits
+        self._bodies.most = limits.max_bodies
+        self._lanes.timeout_s = limits.translation_timeout_s
+        self._grammars.set_bounds(limits.max_grammar, limits.translation_timeout_s)
+        self._sandbox.template_timeout_s = limits.translation_timeout_s * _TEMPLATE_PART
 
     async def read(
         self, request: Request, parse: ReadQuestion, wait: LoadWait | None, holding: ExitStack, *, new: bool
@@ -83,13 +83,13 @@ class QuestionReader:
         def work(raw: bytes, model: ServedModel) -> tuple[Question, list[Submit], TokenizerPort]:
             known = model.find_ready()
             if known is not None:
-                refuse_oversized(raw, *known, self._settings.max_parameter_bytes)
+                refuse_oversized(raw, *known, self._settings.limits.max_parameters)
             question = parse(raw)
             self._models.confirm(model, question.body.model)
             tokenizer, ready = model.require_served()
             tokenizer = self._choose_template(question.body, tokenizer)
             request_id = f"{question.id_prefix}{secrets.token_hex(12)}"
-            written = write_grammar(question.body, self._settings.max_grammar_bytes, tokenizer, question.answer_param)
+            written = write_grammar(question.body, self._settings.limits.max_grammar, tokenizer, question.answer_param)
             try:
                 terms = (model.terms.acceptance, question.clips)
                 seed = partial(secrets.randbits, 64)
@@ -111,7 +111,7 @@ class QuestionReader:
             return replace(question, warnings=warnings), submits, tokenizer
 
         with self._bodies.hold() as share:
-            raw = await read_body(request, share, self._settings.max_body_bytes)
+            raw = await read_body(request, share, self._settings.limits.max_body)
             several = self._models.several
             model = await self._work_on(request, raw, self._models.choose) if several else self._models.first
             if new:
@@ -136,7 +136,7 @@ class QuestionReader:
     async def do_with_body(self, request: Request, work: Callable[[bytes], _T]) -> _T:
         """Read a body, and return what this work makes of it, off the event loop. Raises RequestError."""
         with self._bodies.hold() as share:
-            raw = await read_body(request, share, self._settings.max_body_bytes)
+            raw = await read_body(request, share, self._settings.limits.max_body)
             if self._models.load_for_requests and (model := self._models.choose(raw)).waits_for_load:
                 model.check_room()
                 with model.hold_model():
@@ -172,7 +172,7 @@ class QuestionReader:
         allowed."""
         if not isinstance(body, ChatRequest) or not body.chat_template:
             return tokenizer
-        if not self._settings.allow_chat_templates:
+        if not self._settings.api.allow_chat_templates:
             text = describe_refusal("chat_template")
             raise RequestError(text, param="chat_template", code="not_supported")
         return tokenizer.with_template(body.chat_template)

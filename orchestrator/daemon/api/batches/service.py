@@ -174,7 +174,7 @@ class BatchService:
 
     async def _run_lines(self, batch: BatchRecord, source: BatchInput, results: ResultFile) -> None:
         counted = [len(results.done), results.failed]
-        room = self.store.limits.max_storage_bytes - self.store.used_bytes
+        room = self.store.limits.max_storage - self.store.used_bytes
 
         def observe(progress: BatchProgress) -> None:
             _count(batch, results)

@@ -9,7 +9,6 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from orchestrator.clock import Clock
+from orchestrator.config.model import BatchesSection
 from orchestrator.daemon.api.batches.records import BatchRecord, CreateBatch, FileRecord
 from orchestrator.durable import has_room, is_full, sync_directory
 from orchestrator.errors import RequestError
@@ -31,22 +31,10 @@ _ROOM_BYTES = 1024 * 1024
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreLimits:
-    """Bounds on bytes, counts and time; `concurrency` is of the lines that run."""
-
-    concurrency: int
-    max_file_bytes: int
-    max_storage_bytes: int
-    max_files: int
-    max_batches: int
-    keep_s: float
-
-
 class BatchStore:
     """What is kept for all owners. Only its own daemon writes into the directory."""
 
-    def __init__(self, directory: Path, limits: StoreLimits, clock: Clock) -> None:
+    def __init__(self, directory: Path, limits: BatchesSection, clock: Clock) -> None:
         self.limits = limits
         self._directory = directory
         self._clock = clock
@@ -196,11 +184,11 @@ class Receiving:
         """Write more of it. Raises RequestError 413 where it gets too large, 400 where there is no room."""
         limits = self._store.limits
         self._size += len(data)
-        if self._size > limits.max_file_bytes:
-            text = f"the file is larger than {limits.max_file_bytes} bytes (batches.max_file)"
+        if self._size > limits.max_file:
+            text = f"the file is larger than {limits.max_file} bytes (batches.max_file)"
             raise RequestError(text, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="file_too_large", param="file")
-        if self._store.used_bytes + self._size > limits.max_storage_bytes:
-            text = f"files would take more than {limits.max_storage_bytes} bytes (batches.max_storage); delete some"
+        if self._store.used_bytes + self._size > limits.max_storage:
+            text = f"files would take more than {limits.max_storage} bytes (batches.max_storage); delete some"
             raise RequestError(text, code="storage_full", param="file")
         with _refusing():
             self._file.write(data)

@@ -97,13 +97,13 @@ class ResponsesRoutes:
 
     def _describe(self) -> str:
         bounds = self._store.bounds
-        if not bounds.max_count:
+        if not bounds.stored_responses:
             return "none are kept: api.stored_responses is 0"
-        return f"the last {bounds.max_count} are kept, for {bounds.keep_s:g} s"
+        return f"the last {bounds.stored_responses} are kept, for {bounds.stored_responses_s:g} s"
 
     def _build_keep(self, body: ResponsesRequest, items: Sequence[Item], owner: str) -> Keep | None:
         """Return what keeps a response; None where it is not to be kept. Raises RequestError."""
-        if not self._store.bounds.max_count:
+        if not self._store.bounds.stored_responses:
             if body.store:
                 text = "responses are not kept here: send 'store': false, or ask the operator for api.stored_responses"
                 raise RequestError(text, code="not_supported", param="store")

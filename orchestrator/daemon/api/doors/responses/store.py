@@ -6,15 +6,7 @@ import threading
 from dataclasses import dataclass
 
 from orchestrator.clock import Clock
-
-
-@dataclass(frozen=True, slots=True)
-class StoreBounds:
-    """At most so many responses (0: none are kept), of so many bytes together, each for so long."""
-
-    max_count: int = 1000
-    max_bytes: int = 64 * 1024 * 1024
-    keep_s: float = 3600.0
+from orchestrator.config.model import Api
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +24,10 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Keeps responses, each for the key that asked for it. Where there is no room the oldest go. Safe for threads."""
+    """Keeps responses, each for the key that asked for it, within `api.stored_responses` and its bounds. Where there is
+    no room the oldest go. Safe for threads."""
 
-    def __init__(self, bounds: StoreBounds, clock: Clock) -> None:
+    def __init__(self, bounds: Api, clock: Clock) -> None:
         self.bounds = bounds
         self._clock = clock
         self._lock = threading.Lock()
@@ -44,7 +37,7 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def set_bounds(self, bounds: StoreBounds) -> None:
+    def set_bounds(self, bounds: Api) -> None:
         """Keep within these from now on; what is kept already stays for as long as it was to."""
         with self._lock:
             self.bounds = bounds
@@ -54,8 +47,8 @@ class ResponseStore:
         """Keep a response; one that is larger than all that may be kept is not."""
         with self._lock:
             self._drop((owner, response_id))
-            entry = StoredResponse(body, items, self._clock.monotonic_s() + self.bounds.keep_s)
-            if not self.bounds.max_count or entry.size > self.bounds.max_bytes:
+            entry = StoredResponse(body, items, self._clock.monotonic_s() + self.bounds.stored_responses_s)
+            if not self.bounds.stored_responses or entry.size > self.bounds.stored_responses_memory:
                 return
             self._kept[owner, response_id] = entry
             self._bytes += entry.size
@@ -75,7 +68,7 @@ class ResponseStore:
 
     def _make_room(self) -> None:
         """Forget the oldest until the rest is within the bounds."""
-        while len(self._kept) > self.bounds.max_count or self._bytes > self.bounds.max_bytes:
+        while len(self._kept) > self.bounds.stored_responses or self._bytes > self.bounds.stored_responses_memory:
             self._drop(next(iter(self._kept)))
 
     def _expire(self) -> None:
