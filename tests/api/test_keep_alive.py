@@ -16,9 +16,10 @@ import pytest
 from starlette.types import Message
 
 from orchestrator.clock import SystemClock
+from orchestrator.config.model import JournalSection
 from orchestrator.daemon.api.answer_stream import KeepAlive
 from orchestrator.daemon.api.question import COMMENT
-from orchestrator.daemon.journal.book import AnswerBook, BookLimits
+from orchestrator.daemon.journal.book import AnswerBook
 from orchestrator.errors import RequestError
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import Delta
@@ -188,7 +189,7 @@ async def test_a_stream_that_is_never_silent_has_no_pings():
 
 
 async def test_a_stream_goes_on_behind_an_event_over_pings():
-    book = AnswerBook(BookLimits(2**20, 60.0, 60.0), SystemClock())
+    book = AnswerBook(JournalSection(detached_s=60.0), SystemClock())
     headers = {"Accept": "text/event-stream", "Idempotency-Key": "k"}
     body = ROUTES["/v1/completions"] | {"stream": True}
     control = SlowControl(pauses={0: 0.0, 1: None})

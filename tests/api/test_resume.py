@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.daemon.journal.book import AnswerBook, BookLimits
+from orchestrator.config.model import JournalSection
+from orchestrator.daemon.journal.book import AnswerBook
 from orchestrator.errors import RequestError
 from tests.api.support import EOS, READY, ScriptedControl, app_over, serving
 from tests.support.ready import change_ready
@@ -29,7 +30,7 @@ class Event(NamedTuple):
 
 
 def book_of(detached_s: float = 600.0) -> AnswerBook:
-    return AnswerBook(BookLimits(1 << 20, 60.0, detached_s), SystemClock())
+    return AnswerBook(JournalSection(detached_s=detached_s), SystemClock())
 
 
 @asynccontextmanager

@@ -10,8 +10,9 @@ import openai
 import pytest
 
 from orchestrator.clock import SystemClock
+from orchestrator.config.model import JournalSection
 from orchestrator.daemon.api.wire import MAX_SEQUENCES
-from orchestrator.daemon.journal.book import AnswerBook, BookLimits
+from orchestrator.daemon.journal.book import AnswerBook
 from tests.api.support import CONTEXT_TOKENS, EOS, ScriptedControl, app_over, client_of, serving
 from tests.support.daemon import Daemon, configuration, running
 
@@ -169,7 +170,7 @@ async def test_a_token_that_ends_an_echoed_answer_is_scored_too(end: int):
 
 
 async def test_a_stream_of_several_prompts_goes_on_behind_an_event():
-    book = AnswerBook(BookLimits(2**20, 60.0, 60.0), SystemClock())
+    book = AnswerBook(JournalSection(detached_s=60.0), SystemClock())
     body = ASK | {"prompt": ["one", "two"], "stream": True, "n": 2}
     async with serving(app_over(ScriptedControl(), book=book)) as url, httpx.AsyncClient(base_url=url) as client:
         headers = {"Accept": "text/event-stream", "Idempotency-Key": "k"}

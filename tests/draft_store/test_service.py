@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator.clock import SystemClock
+from orchestrator.config.draft_store import DraftStoreOptions
 from orchestrator.daemon.draft_store.breaker import Breaker
 from orchestrator.daemon.draft_store.codec import MAX_ENTRY_TOKENS, DamagedValue, decode_answer, encode_answer
 from orchestrator.daemon.draft_store.port import Entry, StoreFailed
-from orchestrator.daemon.draft_store.service import MIN_TOKENS, MOST_TOKENS, DraftStoreService, StoreTerms
+from orchestrator.daemon.draft_store.service import MIN_TOKENS, MOST_TOKENS, DraftStoreService
 from orchestrator.daemon.draft_store.sketch import SKETCH_BLOCKS, count_least_shared, sketch_prompt
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.packed_tokens import unpack_tokens
@@ -52,7 +53,8 @@ class Shelf:
 
 
 def service_of(shelf: Shelf, *, shared: bool = False, wait_s: float = 30.0) -> DraftStoreService:
-    return DraftStoreService(shelf, StoreTerms("disk", "a shelf", shared, wait_s), SystemClock())
+    options = DraftStoreOptions(shared=shared, wait_ms=wait_s * 1000.0)
+    return DraftStoreService(shelf, "disk", "a shelf", options, SystemClock())
 
 
 PROMPT = list(range(100, 140))

@@ -10,12 +10,20 @@ from pathlib import Path
 import pytest
 
 from orchestrator.clock import SystemClock
+from orchestrator.config.draft_store import DraftStoreOptions
 from orchestrator.daemon.draft_store.disk_store import DiskDraftStore
-from orchestrator.daemon.draft_store.port import DraftStore, Entry, StoreBounds, StoreFailed, StoreRefused
+from orchestrator.daemon.draft_store.port import DraftStore, Entry, StoreFailed, StoreRefused
 from orchestrator.daemon.draft_store.redis_store import PREFIX, RedisDraftStore, RedisPassword
 from tests.support.redis_server import RedisServer, needs_redis, running_redis
 
-ROOM = StoreBounds(entries=100, size_bytes=1 << 20, expire_s=600.0)
+
+def bound_store(**bounds: float) -> DraftStoreOptions:
+    """Return options of a store that hold little, and wait long for Redis."""
+    roomy = {"max_entries": 100, "max_size": 1 << 20, "expire_s": 600.0, "timeout_ms": 20_000.0}
+    return DraftStoreOptions().model_copy(update=roomy | bounds)
+
+
+ROOM = bound_store()
 NO_PASSWORD = RedisPassword()
 
 
@@ -32,12 +40,12 @@ class Kind:
         self._name, self._server, self._directory = name, server, directory
         self.opened: list[DraftStore] = []
 
-    def open(self, bounds: StoreBounds = ROOM) -> DraftStore:
+    def open(self, bounds: DraftStoreOptions = ROOM) -> DraftStore:
         store: DraftStore
         if self._server is None:
             store = DiskDraftStore(self._directory / "drafts.sqlite", bounds, SystemClock())
         else:
-            store = RedisDraftStore(self._server.url, NO_PASSWORD, bounds, timeout_s=20.0)
+            store = RedisDraftStore(self._server.url, NO_PASSWORD, bounds)
         self.opened.append(store)
         return store
 
@@ -71,8 +79,8 @@ async def test_an_answer_is_kept_once_and_is_the_latest_then(kind: Kind):
     assert await later.find_answers(["a"], 1, 4) == [b"one", b"two"]
 
 
-@pytest.mark.parametrize("bounds", [StoreBounds(3, 1 << 20, 600.0), StoreBounds(100, 35, 600.0)])
-async def test_the_oldest_go_where_there_are_too_many_or_too_large_ones(kind: Kind, bounds: StoreBounds):
+@pytest.mark.parametrize("bounds", [bound_store(max_entries=3), bound_store(max_size=35)])
+async def test_the_oldest_go_where_there_are_too_many_or_too_large_ones(kind: Kind, bounds: DraftStoreOptions):
     store = kind.open(bounds)
     for number in range(8):
         await store.keep(Entry(f"e{number}", [f"b{number}", "all"], b"%010d" % number))
@@ -82,7 +90,7 @@ async def test_the_oldest_go_where_there_are_too_many_or_too_large_ones(kind: Ki
 
 
 async def test_an_answer_expires(kind: Kind):
-    store = kind.open(StoreBounds(100, 1 << 20, 0.2))
+    store = kind.open(bound_store(expire_s=0.2))
     await store.keep(Entry("old", ["a"], b"old"))
     async with asyncio.timeout(30):
         while await store.find_answers(["a"], 1, 4):  # noqa: ASYNC110 -- time itself is waited for
@@ -95,7 +103,7 @@ async def test_an_answer_expires(kind: Kind):
 async def test_redis_keeps_no_key_of_what_was_forgotten(redis_server: RedisServer):
     with redis_server.connect() as client:
         client.flushall()
-        store = RedisDraftStore(redis_server.url, NO_PASSWORD, StoreBounds(2, 1 << 20, 600.0), 20.0)
+        store = RedisDraftStore(redis_server.url, NO_PASSWORD, bound_store(max_entries=2))
         for number in range(6):
             await store.keep(Entry(f"e{number}", [f"b{number}"], b"0123456789"))
         await store.close()
@@ -107,7 +115,7 @@ async def test_redis_keeps_no_key_of_what_was_forgotten(redis_server: RedisServe
 
 @needs_redis
 async def test_redis_that_is_full_says_so_and_still_answers(redis_server: RedisServer):
-    store = RedisDraftStore(redis_server.url, NO_PASSWORD, ROOM, 20.0)
+    store = RedisDraftStore(redis_server.url, NO_PASSWORD, ROOM)
     with redis_server.connect() as client:
         client.flushall()
         await store.keep(Entry("kept", ["a"], b"kept"))
@@ -142,12 +150,12 @@ async def test_a_user_with_a_password_and_no_more_rights_than_it_needs(redis_ser
     with redis_server.connect() as client:
         client.execute_command("ACL", "SETUSER", "drafter", *rights)
     url = redis_server.url.replace("unix://", "unix://drafter@")
-    store = RedisDraftStore(url, RedisPassword(secret), ROOM, 20.0)
+    store = RedisDraftStore(url, RedisPassword(secret), ROOM)
     await store.keep(Entry("mine", ["p"], b"mine"))
     assert await store.find_answers(["p"], 1, 4) == [b"mine"]
     await store.close()
     for password in (RedisPassword(wrong), RedisPassword(tmp_path / "missing"), RedisPassword(variable="NO_SUCH_NAME")):
-        refused = RedisDraftStore(url, password, ROOM, 20.0)
+        refused = RedisDraftStore(url, password, ROOM)
         with pytest.raises(StoreFailed) as failed:
             await refused.find_answers(["p"], 1, 4)
         await refused.close()
@@ -159,7 +167,7 @@ async def test_a_user_with_a_password_and_no_more_rights_than_it_needs(redis_ser
 async def test_keys_of_other_kinds_cost_what_they_hide(redis_server: RedisServer):
     with redis_server.connect() as client:
         client.flushall()
-        store = RedisDraftStore(redis_server.url, NO_PASSWORD, ROOM, 20.0)
+        store = RedisDraftStore(redis_server.url, NO_PASSWORD, ROOM)
         await store.keep(Entry("one", ["a", "b"], b"one"))
         client.set(f"{PREFIX}b:a", b"no list")
         assert await store.find_answers(["a", "b"], 1, 4) == [b"one"]

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.daemon.journal.book import AnswerBook, BookLimits, KeptAnswer
+from orchestrator.config.model import JournalSection
+from orchestrator.daemon.journal.book import AnswerBook, KeptAnswer
 from orchestrator.daemon.journal.records import (
     HEAD_BYTES,
     Committed,
@@ -31,9 +32,15 @@ from orchestrator.protocol.rounds import Delta, RequestStats
 
 pytestmark = pytest.mark.asyncio
 
+
+def bound_journal(**bounds: int) -> JournalSection:
+    """Return a journal's section with these bounds of bytes. What has ended is kept for a minute."""
+    return JournalSection(ended_s=60.0, detached_s=1.0).model_copy(update=bounds)
+
+
 STATS = RequestStats(3, 4, 2, 1, 1, 0.5, 1.5)
 KIB = 1024
-LIMITS = BookLimits(memory_bytes=4 * KIB * KIB, ended_s=60.0, detached_s=1.0, reserve_bytes=256 * KIB)
+LIMITS = bound_journal(memory=4 * KIB * KIB, reserve=256 * KIB)
 SALT = 7
 
 
@@ -50,7 +57,7 @@ class Hand:
         return 1_700_000_000.0
 
 
-def book_in(directory: Path | None, clock: Hand | None = None, limits: BookLimits = LIMITS) -> AnswerBook:
+def book_in(directory: Path | None, clock: Hand | None = None, limits: JournalSection = LIMITS) -> AnswerBook:
     return AnswerBook(limits, clock or Hand(), directory)
 
 
@@ -177,7 +184,7 @@ async def test_time_in_which_the_machine_slept_lets_nothing_expire(tmp_path):
 
 
 async def test_files_are_for_their_user_alone_and_take_their_reserve_and_no_more(tmp_path):
-    limits = BookLimits(memory_bytes=64 * KIB, ended_s=60.0, detached_s=1.0, reserve_bytes=256 * KIB)
+    limits = bound_journal(memory=64 * KIB, reserve=256 * KIB)
     book = book_in(tmp_path, limits=limits)
     book.recover()
     for number in range(400):
@@ -193,7 +200,7 @@ async def test_files_are_for_their_user_alone_and_take_their_reserve_and_no_more
 
 
 async def test_without_room_a_request_is_served_all_the_same(tmp_path):
-    book = book_in(tmp_path, limits=BookLimits(memory_bytes=5_000, ended_s=60.0, detached_s=1.0))
+    book = book_in(tmp_path, limits=bound_journal(memory=5_000, reserve=KIB * KIB))
     book.recover()
     book.mark_busy(open_answer(book, "a"))
     book.mark_busy(open_answer(book, "b"))

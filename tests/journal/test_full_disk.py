@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.daemon.journal.book import AnswerBook, BookLimits
+from orchestrator.daemon.journal.book import AnswerBook
 from orchestrator.daemon.journal.standing import choose_bodies
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import Delta
-from tests.journal.test_book import Hand, book_in, let_pass, open_answer, recover_all
+from tests.journal.test_book import Hand, book_in, bound_journal, let_pass, open_answer, recover_all
 from tests.support.small_disk import keep_full, small_disk
 
 pytestmark = pytest.mark.asyncio
 
 KIB = 1024
-LIMITS = BookLimits(memory_bytes=64 * KIB * KIB, ended_s=60.0, detached_s=1.0, reserve_bytes=512 * KIB)
-LARGE = LIMITS.reserve_bytes * 7 // 200  # tokens: they take 35 % of a segment
+LIMITS = bound_journal(memory=64 * KIB * KIB, reserve=512 * KIB)
+LARGE = LIMITS.reserve * 7 // 200  # tokens: they take 35 % of a segment
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ async def test_a_disk_that_is_full_at_the_start_is_told_and_tried_again(disk, ca
         assert "make room" in caplog.text
     await let_pass(book, clock, 6)
     assert list_kinds(book) == []
-    assert book.view().allocated_bytes == LIMITS.reserve_bytes
+    assert book.view().allocated_bytes == LIMITS.reserve
     assert recover_all(disk / "journal")["a"].choices[0].tokens == [1]
 
 
@@ -86,7 +85,7 @@ async def test_a_disk_that_is_full_at_the_start_is_told_and_tried_again(disk, ca
 async def test_where_the_whole_reserve_is_not_there_a_part_of_it_serves(disk, free_kib):
     """The disk is full but for so much when the daemon starts; then that is gone, too."""
     (disk / "others").write_bytes(b"x" * (4096 - free_kib) * KIB)
-    book = book_in(disk / "journal", limits=replace(LIMITS, reserve_bytes=2048 * KIB))
+    book = book_in(disk / "journal", limits=LIMITS.model_copy(update={"reserve": 2048 * KIB}))
     book.recover()
     assert list_kinds(book) == ["reserve"]
     with keep_full(disk):
@@ -106,13 +105,13 @@ async def test_a_reserve_that_cannot_be_had_costs_nothing_of_what_the_last_daemo
         short = book_in(disk / "journal", limits=LIMITS)
         short.reserve()
         short.recover()
-        assert short.view().allocated_bytes < LIMITS.reserve_bytes
+        assert short.view().allocated_bytes < LIMITS.reserve
         answer = open_answer(short, "a")
         short.record(answer, 0, Delta("", [1, 2, 3]))
         short.flush()
         assert "not_written" not in list_kinds(short)
         for _ in range(2):
-            book = book_in(disk / "journal", limits=replace(LIMITS, reserve_bytes=wanted_kib * KIB))
+            book = book_in(disk / "journal", limits=LIMITS.model_copy(update={"reserve": wanted_kib * KIB}))
             book.reserve()
             assert [one.choices[0].tokens for one in book.recover()] == [[1, 2, 3]]
 
@@ -176,12 +175,12 @@ async def test_with_room_more_is_kept_than_the_reserve_and_the_disk_has_it_back(
         book.forget(answer)
     await let_pass(book, clock, 130)
     taken = sum(file.stat().st_blocks * 512 for file in (disk / "journal").iterdir())
-    assert taken == LIMITS.reserve_bytes
+    assert taken == LIMITS.reserve
 
 
 async def test_a_memory_that_is_full_of_running_answers_is_told_for_a_minute():
     clock = Hand()
-    book = AnswerBook(replace(LIMITS, memory_bytes=4000), clock)
+    book = AnswerBook(LIMITS.model_copy(update={"memory": 4000}), clock)
     book.mark_busy(open_answer(book, "a"))
     assert book.open("b", [Submit("b", [1], max_tokens=1)], key="", owner="me", body="", created_s=0) is None
     assert list_kinds(book) == ["memory"]

@@ -22,7 +22,7 @@ from orchestrator.daemon.bootstrap.clusters import build_cluster
 from orchestrator.daemon.bootstrap.lease import hold_lease
 from orchestrator.daemon.bootstrap.model_sources import bind_sources
 from orchestrator.daemon.bootstrap.start_specs import build_start_specs
-from orchestrator.daemon.journal.book import AnswerBook, BookLimits
+from orchestrator.daemon.journal.book import AnswerBook
 from orchestrator.errors import OutriderError
 from orchestrator.protocol.contract import AheadCluster, Cluster, WorkerSpec
 
@@ -53,7 +53,7 @@ async def start_early(config: ClusterConfig, path: Path) -> AsyncIterator[EarlyS
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with hold_lease(state):
-        book = _build_book(config, state)
+        book = AnswerBook(config.journal, SystemClock(), state / "journal" if config.journal.enabled else None)
         book.reserve()  # before models are prepared, which may fill the disk
         cluster, plan = build_cluster(config, state), None
         try:
@@ -65,12 +65,6 @@ async def start_early(config: ClusterConfig, path: Path) -> AsyncIterator[EarlyS
             yield EarlyStart(state, book, cluster, plan)
         finally:
             await cluster.close()
-
-
-def _build_book(config: ClusterConfig, state: Path) -> AnswerBook:
-    journal = config.journal
-    limits = BookLimits(int(journal.memory), journal.ended_s, journal.detached_s, journal.sync_s, int(journal.reserve))
-    return AnswerBook(limits, SystemClock(), state / "journal" if journal.enabled else None)
 
 
 def _find_first_spec(config: ClusterConfig, path: Path, state: Path) -> tuple[WorkerSpec | None, StartPlan | None]:

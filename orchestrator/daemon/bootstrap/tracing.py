@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 from orchestrator.clock import Clock
@@ -32,21 +31,12 @@ def open_tracing(section: TracingSection, base: Path, clock: Clock) -> TracedDae
         return None
     try:
         from orchestrator.daemon.tracing.daemon_tracing import DaemonTracing
-        from orchestrator.daemon.tracing.export import ExportSettings
     except ModuleNotFoundError as error:
         text = f"tracing.endpoint is set, and {error.name} is not installed: {INSTALL}, or leave tracing out"
         raise DaemonError(text) from None
     headers = headers_path(section, base)
-    settings = ExportSettings(
-        endpoint=section.endpoint,
-        service_name=section.service_name,
-        version=version("outrider"),
-        request_share=section.sample_requests,
-        metrics=section.metrics,
-        headers={} if headers is None else read_headers_file(headers),
-    )
     _log.info("tracing", endpoint=section.endpoint, requests=section.sample_requests, rounds=section.sample_rounds)
-    return DaemonTracing(settings, section.sample_rounds, clock)
+    return DaemonTracing(section, {} if headers is None else read_headers_file(headers), clock)
 
 
 def connect_tracing(tracing: TracedDaemon | None, model: str, control: TargetControl) -> None:

@@ -12,7 +12,8 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from orchestrator.clock import Clock
-from orchestrator.daemon.draft_store.port import Entry, StoreBounds, StoreFailed
+from orchestrator.config.draft_store import DraftStoreOptions
+from orchestrator.daemon.draft_store.port import Entry, StoreFailed
 from orchestrator.side_lane import SideLane
 
 _BUSY_S = 1.0  # another daemon's write takes milliseconds. Not tuned.
@@ -52,7 +53,7 @@ def read_values(path: Path, since_s: float) -> list[bytes]:
 class DiskDraftStore:
     """See `port.DraftStore`. A file that is no database is put aside, and a new one begun."""
 
-    def __init__(self, path: Path, bounds: StoreBounds, clock: Clock) -> None:
+    def __init__(self, path: Path, bounds: DraftStoreOptions, clock: Clock) -> None:
         self._path, self._bounds, self._clock = path, bounds, clock
         self._lane = SideLane("draft store", gives_way=False)
         self._open: sqlite3.Connection | None = None
@@ -130,8 +131,8 @@ class DiskDraftStore:
             rows = [(block, entry.entry_id) for block in entry.blocks]
             base.executemany("INSERT OR IGNORE INTO blocks VALUES (?, ?)", rows)
             count, size_bytes = base.execute("SELECT count(*), sum(size) FROM answers").fetchone()
-            if count > bounds.entries or size_bytes > bounds.size_bytes:
-                base.execute(_FORGET_OLDEST, (bounds.entries, bounds.size_bytes))
+            if count > bounds.max_entries or size_bytes > bounds.max_size:
+                base.execute(_FORGET_OLDEST, (bounds.max_entries, bounds.max_size))
             base.execute("COMMIT")
         except sqlite3.Error:
             with suppress(sqlite3.Error):

@@ -18,15 +18,6 @@ class StoreRefused(StoreFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class StoreBounds:
-    """What a store may hold: so many answers of so many bytes together, each for so long."""
-
-    entries: int
-    size_bytes: int
-    expire_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
     """An answer to keep. `entry_id` is the same for the same answer to the same prompt; `blocks` are the keys by which
     prompts like its own find it, and `value` is the packed answer (see `codec`)."""

@@ -17,8 +17,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from device_profiles.units import MS_PER_S
-from orchestrator.config.draft_store import read_password
-from orchestrator.daemon.draft_store.port import Entry, StoreBounds, StoreFailed, StoreRefused
+from orchestrator.config.draft_store import DraftStoreOptions, read_password
+from orchestrator.daemon.draft_store.port import Entry, StoreFailed, StoreRefused
 from orchestrator.errors import ConfigError
 
 PREFIX = "outrider:{drafts}:1:"
@@ -134,10 +134,10 @@ class _Credentials(CredentialProvider):
 
 
 class RedisDraftStore:
-    """See `port.DraftStore`. `url`: without a password. `timeout_s`: of a connection, and of each answer."""
+    """See `port.DraftStore`. `url`: without a password."""
 
-    def __init__(self, url: str, password: RedisPassword, bounds: StoreBounds, timeout_s: float) -> None:
-        self._bounds = bounds
+    def __init__(self, url: str, password: RedisPassword, bounds: DraftStoreOptions) -> None:
+        self._bounds, timeout_s = bounds, bounds.timeout_ms / MS_PER_S
         options: dict[str, Any] = dict(parse_url(url))
         user = options.pop("username", "")
         if user or password.file is not None or password.variable:
@@ -160,7 +160,7 @@ class RedisDraftStore:
 
     async def keep(self, entry: Entry) -> None:
         bounds = self._bounds
-        limits = [round(bounds.expire_s * MS_PER_S), bounds.entries, bounds.size_bytes, LATEST_OF_BLOCK]
+        limits = [round(bounds.expire_s * MS_PER_S), bounds.max_entries, bounds.max_size, LATEST_OF_BLOCK]
         await self._ask(self._keep, [PREFIX, entry.entry_id, entry.value, *limits, *entry.blocks])
 
     async def _ask(self, script: Any, arguments: list[Any]) -> object:

@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
+from orchestrator.config.draft_store import DraftStoreOptions
 from orchestrator.daemon.control.port import DraftStoreView
 from orchestrator.daemon.draft_store.breaker import Breaker
 from orchestrator.daemon.draft_store.codec import MAX_ENTRY_TOKENS, DamagedValue, decode_answer, encode_answer
@@ -42,16 +44,6 @@ _VERSION = b"1"
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreTerms:
-    """How the store is used: `shared` by all keys; a request waits `wait_s` at most. `kind` and `location` name it."""
-
-    kind: str
-    location: str
-    shared: bool
-    wait_s: float
-
-
 @dataclass(slots=True)
 class _Counts:
     hits: int = 0
@@ -67,11 +59,12 @@ class _Counts:
 
 
 class DraftStoreService:
-    """See the module. To be used in one event loop; `close` ends what runs beside requests."""
+    """See the module. `kind` and `location` name the store. To be used in one event loop; `close` ends what runs beside
+    requests."""
 
-    def __init__(self, store: DraftStore, terms: StoreTerms, clock: Clock) -> None:
+    def __init__(self, store: DraftStore, kind: str, location: str, options: DraftStoreOptions, clock: Clock) -> None:
         self._store = store
-        self._terms = terms
+        self._kind, self._location, self._options = kind, location, options
         self._breaker = Breaker(clock)
         self._counts = _Counts()
         self._problem = ""
@@ -82,13 +75,12 @@ class DraftStoreService:
 
     def view(self) -> DraftStoreView:
         """Return how the store does."""
-        counts, terms = self._counts, self._terms
         return DraftStoreView(
-            *(terms.kind, terms.location, terms.shared),
+            *(self._kind, self._location, self._options.shared),
             state="away" if self._breaker.is_open else "ok",
             problem=self._breaker.why or self._problem,
             waiting=self._waiting.qsize(),
-            **{name: getattr(counts, name) for name in _Counts.__slots__},
+            **{name: getattr(self._counts, name) for name in _Counts.__slots__},
         )
 
     def sketch(self, submit: Submit, ready: Ready) -> list[str]:
@@ -104,7 +96,7 @@ class DraftStoreService:
         asking = asyncio.create_task(self._find(blocks), name="look up drafts")
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
-        done, _ = await asyncio.wait({asking}, timeout=self._terms.wait_s)
+        done, _ = await asyncio.wait({asking}, timeout=self._options.wait_ms / MS_PER_S)
         if not done:  # it goes on, so that its connection can be used again
             self._counts.late += 1
             return []
@@ -148,7 +140,7 @@ class DraftStoreService:
         await self._store.close()
 
     def _scope(self, submit: Submit, ready: Ready) -> bytes:
-        owner = "" if self._terms.shared else submit.owner
+        owner = "" if self._options.shared else submit.owner
         model = (ready.model.source, ready.model.digest, ready.model.vocabulary_fingerprint)
         numbers = (ready.precision.numerical_class, ready.precision.class_fingerprint, ready.precision.weights)
         parts = [_VERSION, *(text.encode() for text in (*model, *numbers, owner))]
@@ -205,9 +197,9 @@ class DraftStoreService:
         self._breaker.observe_failure(str(error))
         if self._breaker.is_open and not was_open:
             text = "the draft store is away: requests go on without it"
-            _log.warning(text, store=self._terms.location, reason=str(error))
+            _log.warning(text, store=self._location, reason=str(error))
 
     def _observe_success(self) -> None:
         if self._breaker.is_open:
-            _log.info("the draft store is back", store=self._terms.location)
+            _log.info("the draft store is back", store=self._location)
         self._breaker.observe_success()

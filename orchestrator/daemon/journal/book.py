@@ -15,6 +15,7 @@ from math import inf
 from pathlib import Path
 
 from orchestrator.clock import Clock
+from orchestrator.config.model import JournalSection
 from orchestrator.daemon.journal.records import CUT, HEAD_BYTES, Committed, CommittedTokens, Opened, Record, encode_body
 from orchestrator.daemon.journal.segments import SegmentFiles
 from orchestrator.daemon.journal.standing import JournalView, choose_bodies, list_problems
@@ -33,19 +34,6 @@ _TRY_EVERY_S = 5.0
 _ASLEEP_S = 10.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class BookLimits:
-    """`memory_bytes` bound all that is kept. An answer that nobody reads or decodes is kept for `ended_s`. A request
-    with a key goes on without a reader for `detached_s`. The file is forced to the disk every `sync_s` (0: never).
-    `reserve_bytes` of the disk are allocated ahead."""
-
-    memory_bytes: int
-    ended_s: float
-    detached_s: float
-    sync_s: float = 0.0
-    reserve_bytes: int = 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -170,19 +158,16 @@ class KeptAnswer:
 
 
 class AnswerBook:
-    """All answers that are kept. Belongs to the event loop. Without a `directory` nothing is written.
+    """All answers that are kept. Belongs to the event loop. Without a `directory` nothing is written."""
 
-    `writes` and `written_s` count the writes of committed tokens, and what they took."""
-
-    def __init__(self, limits: BookLimits, clock: Clock, directory: Path | None = None) -> None:
+    def __init__(self, limits: JournalSection, clock: Clock, directory: Path | None = None) -> None:
         self.limits = limits
         self._clock = clock
-        self._files = None if directory is None else SegmentFiles(directory, limits.reserve_bytes)
+        self._files = None if directory is None else SegmentFiles(directory, limits.reserve)
         self._answers: dict[int, KeptAnswer] = {}  # oldest first
         self._ids: dict[str, KeptAnswer] = {}
         self._keys: dict[tuple[str, str], KeptAnswer] = {}
         self._pending: list[CommittedTokens] = []
-        self.writes, self.written_s = 0, 0.0
         self._next = 1
         self._bytes = 0
         self._left_out: set[int] = set()  # what the segment of now has not, as it did not fit
@@ -281,11 +266,8 @@ class AnswerBook:
     def flush(self) -> None:
         """Write all that was recorded since the last time."""
         if self._pending:
-            begun_s = self._clock.monotonic_s()
             parts, self._pending = self._pending, []
             self._append([Committed(parts)])
-            self.writes += 1
-            self.written_s += self._clock.monotonic_s() - begun_s
 
     def cut(self, answer: KeptAnswer, index: int) -> None:
         """The choice's text has come to its end: no more tokens of it are wanted."""
@@ -383,7 +365,7 @@ class AnswerBook:
 
     def _make_room(self, size: int) -> bool:
         """Forget idle answers, oldest first, until so much fits; False where it does not."""
-        while self._bytes + size > self.limits.memory_bytes:
+        while self._bytes + size > self.limits.memory:
             idle = next((answer for answer in self._answers.values() if answer.idle_s is not None), None)
             if idle is None:
                 now_s = self._refused_s = self._clock.monotonic_s()

@@ -9,9 +9,10 @@ from opentelemetry.trace import Tracer
 
 from device_profiles.units import MS_PER_S, NS_PER_S
 from orchestrator.clock import Clock
+from orchestrator.config.tracing import TracingSection
 from orchestrator.daemon.tracing import names
 from orchestrator.daemon.tracing.context import Attributes, read_trace
-from orchestrator.daemon.tracing.export import Exporting, ExportSettings
+from orchestrator.daemon.tracing.export import Exporting
 from orchestrator.daemon.tracing.port import ExportCounts
 from orchestrator.daemon.tracing.requests import RequestHistograms, RequestSpans
 from orchestrator.daemon.tracing.rounds import RoundSpans
@@ -20,12 +21,12 @@ from orchestrator.protocol.trace_messages import ResumedStream
 
 
 class DaemonTracing:
-    """Implements tracing.port.TracedDaemon. `round_share`: of rounds that workers time."""
+    """Implements tracing.port.TracedDaemon. `headers`: those that the receiver asks for."""
 
-    def __init__(self, settings: ExportSettings, round_share: float, clock: Clock) -> None:
+    def __init__(self, section: TracingSection, headers: dict[str, str], clock: Clock) -> None:
         self._clock = clock
-        self._round_share = round_share
-        self._exporting = Exporting(settings)
+        self._round_share = section.sample_rounds
+        self._exporting = Exporting(section, headers)
         self._tracer: Tracer = self._exporting.tracer
         self._histograms = RequestHistograms(self._exporting.meter)
         self._rounds: dict[str, RoundSpans] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from importlib.metadata import version
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
+from orchestrator.config.tracing import TracingSection
 from orchestrator.daemon.tracing.port import ExportCounts
 from orchestrator.telemetry import get_logger
 
@@ -33,19 +34,6 @@ _SPANS_EVERY_MS, _METRICS_EVERY_MS = 1000.0, 15_000.0
 _TIMEOUT_S = 3.0
 
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ExportSettings:
-    """Where to send what. `endpoint`: the receiver's base URL. `headers`: those that it asks for, which are secret.
-    `request_share`: the share (0..1) of requests that are traced, of those whose client does not say."""
-
-    endpoint: str
-    service_name: str
-    version: str
-    request_share: float
-    metrics: bool
-    headers: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 class Receiver:
@@ -140,9 +128,8 @@ class BoundedSpanProcessor(SpanProcessor):
 class WatchedMetricExporter(OTLPMetricExporter):
     """Sends metrics, and says once when that fails."""
 
-    def __init__(self, settings: ExportSettings, receiver: Receiver) -> None:
-        endpoint = f"{settings.endpoint}/v1/metrics"
-        super().__init__(endpoint=endpoint, headers=settings.headers, timeout=_TIMEOUT_S)
+    def __init__(self, endpoint: str, headers: dict[str, str], receiver: Receiver) -> None:
+        super().__init__(endpoint=f"{endpoint}/v1/metrics", headers=headers, timeout=_TIMEOUT_S)
         self._receiver = receiver
 
     def export(
@@ -157,28 +144,28 @@ class WatchedMetricExporter(OTLPMetricExporter):
 
 
 class Exporting:
-    """What spans and metrics go through. It is nobody's global provider: libraries that look for one send nothing."""
+    """What spans and metrics go through. It is nobody's global provider: libraries that look for one send nothing.
+    `headers`: those that the receiver asks for, which are secret."""
 
-    def __init__(self, settings: ExportSettings) -> None:
+    def __init__(self, section: TracingSection, headers: dict[str, str]) -> None:
         for name in ("opentelemetry.sdk", "opentelemetry.exporter"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # each failed batch is an error there; see Receiver
-        self._receiver = Receiver(settings.endpoint)
-        resource = Resource.create({SERVICE_NAME: settings.service_name, SERVICE_VERSION: settings.version})
-        sender = OTLPSpanExporter(
-            endpoint=f"{settings.endpoint}/v1/traces", headers=settings.headers, timeout=_TIMEOUT_S
-        )
+        endpoint, ours = section.endpoint, version("outrider")
+        self._receiver = Receiver(endpoint)
+        resource = Resource.create({SERVICE_NAME: section.service_name, SERVICE_VERSION: ours})
+        sender = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", headers=headers, timeout=_TIMEOUT_S)
         self._exporter = CountedSpanExporter(sender, self._receiver)
         self._processor = BoundedSpanProcessor(self._exporter)
-        sampler = ParentBased(TraceIdRatioBased(settings.request_share))
+        sampler = ParentBased(TraceIdRatioBased(section.sample_requests))
         self._spans = TracerProvider(sampler, resource, shutdown_on_exit=False)
         self._spans.add_span_processor(self._processor)
-        self.tracer = self._spans.get_tracer("outrider", settings.version)
+        self.tracer = self._spans.get_tracer("outrider", ours)
         readers: list[MetricReader] = []
-        if settings.metrics:
-            exporter = WatchedMetricExporter(settings, self._receiver)
+        if section.metrics:
+            exporter = WatchedMetricExporter(endpoint, headers, self._receiver)
             readers.append(PeriodicExportingMetricReader(exporter, export_interval_millis=_METRICS_EVERY_MS))
         self._metrics = MeterProvider(readers, resource, shutdown_on_exit=False)
-        self.meter = self._metrics.get_meter("outrider", settings.version)
+        self.meter = self._metrics.get_meter("outrider", ours)
 
     def counts(self) -> ExportCounts:
         """Return what became of spans so far."""
