@@ -20,51 +20,25 @@ Every verdict holds at least one token: where nothing may follow the last commit
 not judged.
 """
 
-from policies.sampling.coupled import choose
-from policies.sampling.filters import distribution
-from policies.sampling.params import (
-    Acceptance,
-    BestRows,
-    Breaker,
-    Dry,
-    NotFinite,
-    Row,
-    Rule,
-    Sampling,
-    require_finite,
-)
-from policies.sampling.tolerance import ToleranceGoal, ToleranceState, calibrate_tolerance, watch_tolerance
-from policies.sampling.verify import (
-    PROPOSAL_WIDTH,
-    CoupledDraft,
-    DraftDistribution,
-    VerifiedDraft,
-    propose,
-    verify_coupled_drafts,
-    verify_draft,
-)
-
-__all__ = [
-    "PROPOSAL_WIDTH",
-    "Acceptance",
-    "BestRows",
-    "Breaker",
-    "CoupledDraft",
-    "DraftDistribution",
-    "Dry",
-    "NotFinite",
-    "Row",
-    "Rule",
-    "Sampling",
-    "ToleranceGoal",
-    "ToleranceState",
-    "VerifiedDraft",
-    "calibrate_tolerance",
-    "choose",
-    "distribution",
-    "propose",
-    "require_finite",
-    "verify_coupled_drafts",
-    "verify_draft",
-    "watch_tolerance",
-]
+from policies.sampling.coupled import choose as choose
+from policies.sampling.filters import distribution as distribution
+from policies.sampling.params import Acceptance as Acceptance
+from policies.sampling.params import BestRows as BestRows
+from policies.sampling.params import Breaker as Breaker
+from policies.sampling.params import Dry as Dry
+from policies.sampling.params import NotFinite as NotFinite
+from policies.sampling.params import Row as Row
+from policies.sampling.params import Rule as Rule
+from policies.sampling.params import Sampling as Sampling
+from policies.sampling.params import require_finite as require_finite
+from policies.sampling.tolerance import ToleranceGoal as ToleranceGoal
+from policies.sampling.tolerance import ToleranceState as ToleranceState
+from policies.sampling.tolerance import calibrate_tolerance as calibrate_tolerance
+from policies.sampling.tolerance import watch_tolerance as watch_tolerance
+from policies.sampling.verify import PROPOSAL_WIDTH as PROPOSAL_WIDTH
+from policies.sampling.verify import CoupledDraft as CoupledDraft
+from policies.sampling.verify import DraftDistribution as DraftDistribution
+from policies.sampling.verify import VerifiedDraft as VerifiedDraft
+from policies.sampling.verify import propose as propose
+from policies.sampling.verify import verify_coupled_drafts as verify_coupled_drafts
+from policies.sampling.verify import verify_draft as verify_draft

@@ -9,36 +9,20 @@ correct each request's chances (policies.speculation.odds), rounds correct the c
 and the switches leave drafters alone whose drafts do not pay for what they cost.
 """
 
-from policies.speculation.ask import decide_draft_limits, decide_pause, find_rest, least_chance, observe_pause
-from policies.speculation.learn import observe_round
-from policies.speculation.select import decide_depths
-from policies.speculation.state import SpeculationState, end_request, start_request
-from policies.speculation.types import (
-    DepthDecision,
-    DraftComparison,
-    DraftSummary,
-    Rest,
-    RoundContext,
-    RoundSequence,
-    RoundTimes,
-)
-
-__all__ = [
-    "DepthDecision",
-    "DraftComparison",
-    "DraftSummary",
-    "Rest",
-    "RoundContext",
-    "RoundSequence",
-    "RoundTimes",
-    "SpeculationState",
-    "decide_depths",
-    "decide_draft_limits",
-    "decide_pause",
-    "end_request",
-    "find_rest",
-    "least_chance",
-    "observe_pause",
-    "observe_round",
-    "start_request",
-]
+from policies.speculation.ask import decide_draft_limits as decide_draft_limits
+from policies.speculation.ask import decide_pause as decide_pause
+from policies.speculation.ask import find_rest as find_rest
+from policies.speculation.ask import least_chance as least_chance
+from policies.speculation.ask import observe_pause as observe_pause
+from policies.speculation.learn import observe_round as observe_round
+from policies.speculation.select import decide_depths as decide_depths
+from policies.speculation.state import SpeculationState as SpeculationState
+from policies.speculation.state import end_request as end_request
+from policies.speculation.state import start_request as start_request
+from policies.speculation.types import DepthDecision as DepthDecision
+from policies.speculation.types import DraftComparison as DraftComparison
+from policies.speculation.types import DraftSummary as DraftSummary
+from policies.speculation.types import Rest as Rest
+from policies.speculation.types import RoundContext as RoundContext
+from policies.speculation.types import RoundSequence as RoundSequence
+from policies.speculation.types import RoundTimes as RoundTimes

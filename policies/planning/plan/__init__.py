@@ -8,58 +8,31 @@ Glossary:
     standby    where a replica goes when its target is lost
 """
 
-from policies.planning.plan.diff import PlanDiff, diff
-from policies.planning.plan.hardware import DefaultLinks, Device, EndBytes, Host, Inventory, Option, Role, Source
-from policies.planning.plan.result import (
-    DraftPlacement,
-    Memory,
-    NoPlan,
-    Plan,
-    Prediction,
-    RejectedCandidate,
-    ReplicaPlacement,
-    Score,
-    Shard,
-    Standby,
-    Term,
-)
-from policies.planning.plan.wanted import (
-    Constraints,
-    DrafterFacts,
-    ModelFacts,
-    Objective,
-    PlanGoal,
-    TermWeights,
-    Workload,
-)
-
-__all__ = [
-    "Constraints",
-    "DefaultLinks",
-    "Device",
-    "DraftPlacement",
-    "DrafterFacts",
-    "EndBytes",
-    "Host",
-    "Inventory",
-    "Memory",
-    "ModelFacts",
-    "NoPlan",
-    "Objective",
-    "Option",
-    "Plan",
-    "PlanDiff",
-    "PlanGoal",
-    "Prediction",
-    "RejectedCandidate",
-    "ReplicaPlacement",
-    "Role",
-    "Score",
-    "Shard",
-    "Source",
-    "Standby",
-    "Term",
-    "TermWeights",
-    "Workload",
-    "diff",
-]
+from policies.planning.plan.diff import PlanDiff as PlanDiff
+from policies.planning.plan.diff import diff as diff
+from policies.planning.plan.hardware import DefaultLinks as DefaultLinks
+from policies.planning.plan.hardware import Device as Device
+from policies.planning.plan.hardware import EndBytes as EndBytes
+from policies.planning.plan.hardware import Host as Host
+from policies.planning.plan.hardware import Inventory as Inventory
+from policies.planning.plan.hardware import Option as Option
+from policies.planning.plan.hardware import Role as Role
+from policies.planning.plan.hardware import Source as Source
+from policies.planning.plan.result import DraftPlacement as DraftPlacement
+from policies.planning.plan.result import Memory as Memory
+from policies.planning.plan.result import NoPlan as NoPlan
+from policies.planning.plan.result import Plan as Plan
+from policies.planning.plan.result import Prediction as Prediction
+from policies.planning.plan.result import RejectedCandidate as RejectedCandidate
+from policies.planning.plan.result import ReplicaPlacement as ReplicaPlacement
+from policies.planning.plan.result import Score as Score
+from policies.planning.plan.result import Shard as Shard
+from policies.planning.plan.result import Standby as Standby
+from policies.planning.plan.result import Term as Term
+from policies.planning.plan.wanted import Constraints as Constraints
+from policies.planning.plan.wanted import DrafterFacts as DrafterFacts
+from policies.planning.plan.wanted import ModelFacts as ModelFacts
+from policies.planning.plan.wanted import Objective as Objective
+from policies.planning.plan.wanted import PlanGoal as PlanGoal
+from policies.planning.plan.wanted import TermWeights as TermWeights
+from policies.planning.plan.wanted import Workload as Workload
