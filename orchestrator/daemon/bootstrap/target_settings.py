@@ -8,7 +8,6 @@ from orchestrator.daemon.api.metrics.goodput_series import HourlyPrice
 from orchestrator.daemon.api.served import TargetTerms
 from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.control.loops.planner_port import DriftPolicy
-from orchestrator.daemon.control.routing.surroundings import RoutingRules
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.fitting.worker_options import objectives_of
 from policies.serving.failover.standby import FailoverRules
@@ -19,7 +18,6 @@ def build_control_limits(config: ClusterConfig) -> ControlLimits:
     """Return how control takes requests in, routes them and fails over."""
     limits, routing, failover = config.limits, config.routing, config.failover
     other_bits = failover.choose_other_bits(unlike=config.model.unlike)
-    weights = RoutingWeights(**routing.weights.model_dump())
     return ControlLimits(
         limits.max_running,
         limits.max_waiting,
@@ -30,7 +28,9 @@ def build_control_limits(config: ClusterConfig) -> ControlLimits:
         refuse_late=config.slo.late == "refuse",
         quarantine_s=limits.quarantine_s,
         failover=FailoverRules(failover.after_s, failover.back_after_s, other_bits, config.model.alike),
-        routing=RoutingRules(weights, routing.hysteresis, config.placement.load_smoothing),
+        weights=RoutingWeights(**routing.weights.model_dump()),
+        hysteresis=routing.hysteresis,
+        smoothing=config.placement.load_smoothing,
     )
 
 

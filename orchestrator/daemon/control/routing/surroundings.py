@@ -6,24 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.daemon.control.routing.loads import SMOOTHING, LoadBoard
+from orchestrator.daemon.control.routing.loads import LoadBoard
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.routing import EVEN_WEIGHTS, RoutingWeights
 
 # ADR 0057: a request that waits moves only where it saves that share. Not tuned; `routing.hysteresis` sets it.
 HYSTERESIS: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingRules:
-    """How requests are routed, as it is configured. `smoothing`: the weight of the newest sample of a device."""
-
-    weights: RoutingWeights = EVEN_WEIGHTS
-    hysteresis: float = HYSTERESIS
-    smoothing: float = SMOOTHING
-
-
-USUAL_ROUTING: Final = RoutingRules()
 
 
 @dataclass(slots=True)

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.port import ReplicaView, StateView
-from orchestrator.daemon.control.routing.loads import LoadBoard
-from orchestrator.daemon.control.routing.surroundings import USUAL_ROUTING, RoutingRules, Surroundings
+from orchestrator.daemon.control.routing.loads import SMOOTHING, LoadBoard
+from orchestrator.daemon.control.routing.surroundings import HYSTERESIS, Surroundings
 from orchestrator.daemon.control.state import FAILED, RESTARTING, STARTING, effective_places
 from orchestrator.daemon.control.streams.request_history import MAX_RETRY_AFTER_S
 from orchestrator.daemon.control.streams.streams import Streams
 from orchestrator.errors import RequestError
 from policies.serving.failover.standby import NO_RULES, FailoverRules
+from policies.serving.routing import EVEN_WEIGHTS, RoutingWeights
 from policies.serving.slo import ANY, Objective, retry_s
 
 # By the phase: what a client may ask again after. Not tuned.
@@ -28,7 +29,8 @@ class ControlLimits:
     of each in ten minutes, before it is tried once a minute only. `quarantine_s`: how long a request is refused that
     ended its workers. `request_timeout_s` bounds every request; 0 is no bound. `least_depth`: no override bounds
     the depth below it, but for 0. `failover`: when standbys take over. `refuse_late`: a request that cannot
-    be expected to meet `ttft` is answered 429. `routing`: how a replica is chosen."""
+    be expected to meet `ttft` is answered 429. `weights`, `hysteresis`: see Surroundings. `smoothing`: the weight of
+    the newest sample of a device."""
 
     max_running: int
     max_waiting: int
@@ -39,12 +41,14 @@ class ControlLimits:
     refuse_late: bool = False
     quarantine_s: float = 3600.0
     failover: FailoverRules = NO_RULES
-    routing: RoutingRules = USUAL_ROUTING
+    weights: RoutingWeights = EVEN_WEIGHTS
+    hysteresis: float = HYSTERESIS
+    smoothing: float = SMOOTHING
 
     def surround(self) -> Surroundings:
         """Return what routing looks at by these, with nothing known of devices yet."""
-        rules, board = self.routing, LoadBoard(self.routing.smoothing)
-        return Surroundings(board, rules.weights, rules.hysteresis, self.request_timeout_s, self.ttft.ms or 0.0)
+        board, ttft_ms = LoadBoard(self.smoothing), self.ttft.ms or 0.0
+        return Surroundings(board, self.weights, self.hysteresis, self.request_timeout_s, ttft_ms)
 
 
 class Asked(NamedTuple):
