@@ -27,6 +27,11 @@ from orchestrator.daemon.journal.standing import JournalView
 from orchestrator.protocol.ready import Ready
 
 _READY_PARTS = ("model", "device", "precision", "drafting", "kv", "shards")
+_STATE = tuple(
+    "phase detail runtime worker uptime_s streams gauges taken_over changed_groups health scaling draft_store "
+    "recent_outputs cluster_away residency plan".split()
+)
+"""What a status has of a StateView as it is."""
 _SHOWN = tuple(field.name for field in dataclasses.fields(DeviceLoad) if field.name != "sampled_s")
 
 
@@ -109,15 +114,9 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
     bounds, trial = target.bounds(), target.trial
     return {
         "model": target.name(),
-        "phase": view.phase,
-        "detail": view.detail,
-        "runtime": view.runtime,
-        "worker": view.worker,
-        "uptime_s": view.uptime_s,
-        "streams": view.streams,
+        **{name: msgspec.to_builtins(getattr(view, name)) for name in _STATE},
         "acceptance": {"default": bounds.default, "tolerance_allowed": bounds.tolerance_allowed},
         "ready": ready_of(view.ready) if view.ready is not None else None,
-        "gauges": msgspec.to_builtins(view.gauges),
         "totals": totals_of(view.totals),
         "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
         "kv_moves": [{"engine": of, **dataclasses.asdict(moves)} for of, moves in view.kv_moves.items()],
@@ -125,23 +124,14 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "drafts": view.drafts,
         "replicas": view.replicas,
         "standbys": view.standbys,
-        "taken_over": view.taken_over,
-        "changed_groups": view.changed_groups,
         "devices": [describe_device(device) for device in devices],
         "devices_left_out": len(view.devices) - len(devices),
-        "health": msgspec.to_builtins(view.health),
         "slo": target.slo(),
         "costs": target.costs(),
         "speed": target.speed(),
         "hosts": target.hosts(),
-        "scaling": dataclasses.asdict(view.scaling) if view.scaling is not None else None,
-        "draft_store": dataclasses.asdict(view.draft_store) if view.draft_store is not None else None,
-        "recent_outputs": dataclasses.asdict(view.recent_outputs) if view.recent_outputs is not None else None,
         "serving": {"planned": len(list_wanted(view)), "missing": list_shortfall(view)},
-        "cluster_away": view.cluster_away,
         "cluster": msgspec.to_builtins(view.cluster_members),
-        "residency": dataclasses.asdict(view.residency) if view.residency is not None else None,
-        "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
         "speculation": speculation.describe_overrides(view, trial),
         "canary": canary.trial_of(trial.view()) if trial is not None else None,
     }
