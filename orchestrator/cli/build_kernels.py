@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import AsJson, print_json
+from orchestrator.cli.options import AsJson, end_with_json
 
 
 def build_kernels(
@@ -30,8 +30,6 @@ def build_kernels(
         typer.echo(line, err=True)
 
     built = build(source, jobs, tell)
-    if as_json:
-        print_json({"library": str(built)})
-        return
+    end_with_json({"library": str(built)}, wanted=as_json)
     typer.echo(f"built {built}")
     typer.echo("next: restart outrider serve; `outrider doctor` names the kernels that are used")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import CheckedFile, print_json
+from orchestrator.cli.options import CheckedFile, end_with_json, print_json
 from orchestrator.plain_table import add_row, print_lines, print_table
 
 if TYPE_CHECKING:  # loaded where a configuration is read
@@ -146,10 +146,8 @@ def _show_effective(config: ClusterConfig, path: Path, socket: Path | None, *, a
     settings = list_settings(config, path, parse_config(read_text(path), path)[1])
     running = _ask_daemon(config, socket)
     rows = [(each.name, each.value, each.origin, _find_other(each, running)) for each in settings]
-    if as_json:
-        values = [dict(zip(("key", "value", "origin", "running"), row, strict=True)) for row in rows]
-        print_json({"file": str(path), "daemon": running is not None, "values": values})
-        return
+    values = [dict(zip(("key", "value", "origin", "running"), row, strict=True)) for row in rows]
+    end_with_json({"file": str(path), "daemon": running is not None, "values": values}, wanted=as_json)
     columns = ("key", "value", "from", "runs now")[: 3 if running is None else 4]
     print_table(columns, [[cell or "" for cell in row[: len(columns)]] for row in rows])
     count = sum(other is not None for *_, other in rows)

@@ -7,9 +7,12 @@ import os
 import socket
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import OutriderError
+
+if TYPE_CHECKING:
+    from orchestrator.config.model import ClusterConfig
 
 URL_VARIABLE = "OUTRIDER_URL"
 KEY_VARIABLE = "OUTRIDER_KEY"
@@ -136,6 +139,16 @@ def socket_of(config: Path | None, port: int | None) -> Place:
         return url
     loaded = load_or_default(config)
     return admin_socket_path(loaded, loaded.api.port if port is None else port)
+
+
+def ask_daemon_of(config: ClusterConfig, route: str = "/admin/status") -> dict[str, Any] | None:
+    """Return what the daemon of a configuration says; None where none answers."""
+    from orchestrator.config.load import admin_socket_path
+
+    try:
+        return query_daemon(admin_socket_path(config, config.api.port), route)
+    except StatusError:
+        return None
 
 
 def name_model(model: str | None, route: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
-from orchestrator.cli.options import AsJson, print_json
+from orchestrator.cli.options import AsJson, end_with_json
 from orchestrator.plain_table import print_table
 
 if TYPE_CHECKING:
@@ -29,11 +29,8 @@ def devices(
     store = profile_store(load_or_default(config))
     known = {(device.adapter, device.device, device.fingerprint): device.measured_at for device in store.devices()}
     rows = [_add_profile(row, known, store.models()) for row in list_device_rows()]
-    if as_json:
-        print_json(rows)
-    else:
-        columns = ("runtime", "device", "hardware", "memory free", "computes in", "profile")
-        print_table(columns, map(_build_row, rows))
+    end_with_json(rows, wanted=as_json)
+    print_table(("runtime", "device", "hardware", "memory free", "computes in", "profile"), map(_build_row, rows))
 
 
 def list_device_rows() -> list[dict[str, Any]]:

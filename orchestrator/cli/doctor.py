@@ -137,14 +137,10 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
 
 def _cluster(config: ClusterConfig) -> list[Check]:
     """What a daemon that runs says of the hosts of its Ray cluster."""
-    from orchestrator.cli.daemon_socket import StatusError, query_daemon
-    from orchestrator.config.load import admin_socket_path
+    from orchestrator.cli.daemon_socket import ask_daemon_of
 
-    if not config.cluster.address:
-        return []
-    try:
-        status = query_daemon(admin_socket_path(config, config.api.port))
-    except StatusError:
+    status = ask_daemon_of(config) if config.cluster.address else None
+    if status is None:
         return []
     if away := status["cluster_away"]:
         return [Check("Ray's head", "fail", away, "outrider alerts, and the daemon's log")]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
-from orchestrator.cli.options import AsJson, ConfigFile, print_json, show_progress
+from orchestrator.cli.options import AsJson, ConfigFile, end_with_json, print_json, show_progress
 from orchestrator.errors import ConfigError
 
 app = typer.Typer(help="Stores that drafts come from: documents, answers, and what the target says itself.")
@@ -53,10 +53,8 @@ def build(
         documents=_read_documents(texts) if texts is not None else (),
     )
     result = build_statistics(job, ConsoleShow())
-    if as_json:
-        print_json(result)
-    else:
-        print(_format_statistics(result))
+    end_with_json(result, wanted=as_json)
+    print(_format_statistics(result))
 
 
 def _read_prompts(path: Path) -> list[str]:
@@ -108,9 +106,7 @@ def learn(
 
     job = LearnJob(output, config, model, redact or (), all_keys, max_tokens)
     result = show_progress(lambda progress: index_answers(job, SystemClock(), progress))
-    if as_json:
-        print_json(result)
-        return
+    end_with_json(result, wanted=as_json)
     print(f"{output}: {result['documents']} answers, {result['tokens']} tokens, {human_bytes(result['bytes'])}")
     for what in ("redacted", "damaged"):
         if result[what]:
@@ -137,9 +133,7 @@ def index(
 
     path = output if output != Path() else Path(f"{directory.resolve().name}.drafts")
     result = show_progress(lambda progress: index_documents(directory, path, config, model, max_tokens, progress))
-    if as_json:
-        print_json(result)
-        return
+    end_with_json(result, wanted=as_json)
     print(f"{path}: {result['documents']} documents, {result['tokens']} tokens, {human_bytes(result['bytes'])}")
     for name in result["left_out"]:
         print(f"left out: {name}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import AsJson, print_json
+from orchestrator.cli.options import AsJson, end_with_json
 from orchestrator.plain_table import print_lines, print_table
 
 app = typer.Typer(no_args_is_help=True, help="Libraries beside Outrider's own, in the versions that were tested.")
@@ -22,9 +22,8 @@ def show(as_json: AsJson = False) -> None:
 
     tested = read_tested()
     extras = {name: describe_extra(needs, tested) for name, needs in list_extras().items()}
-    if as_json:
-        print_json({name: [asdict(package) for package in packages] for name, packages in extras.items()})
-        return
+    plain = {name: [asdict(package) for package in packages] for name, packages in extras.items()}
+    end_with_json(plain, wanted=as_json)
     rows = [
         (name, package.name, package.tested, package.installed or "-", "another version" if package.differs else "")
         for name, packages in extras.items()
@@ -49,10 +48,9 @@ def install_extras(names: Names, as_json: AsJson = False, dry_run: DryRun = Fals
     if not dry_run:
         install(needs, quiet=as_json)
     packages = describe_extra(needs, read_tested())
-    if as_json:
-        rows = [asdict(package) for package in packages]
-        print_json({"extras": names, "command": command, "run": not dry_run, "packages": rows})
-    elif dry_run:
+    rows = [asdict(package) for package in packages]
+    end_with_json({"extras": names, "command": command, "run": not dry_run, "packages": rows}, wanted=as_json)
+    if dry_run:
         print_lines(shlex.join(command), wraps=False)
         print_lines(*(f"{package.name} {package.tested}" for package in packages))
     else:

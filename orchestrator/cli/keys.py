@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import ConfigFile, Yes, confirm, print_json
+from orchestrator.cli.options import ConfigFile, Yes, confirm, end_with_json
 from orchestrator.plain_table import print_lines, print_table
 
 if TYPE_CHECKING:
@@ -49,9 +48,7 @@ def create(
         raise typer.BadParameter(f"there is no scope {sorted(unknown)[0]!r}; there are {', '.join(SCOPES)}")
     scopes = tuple(known for known in SCOPES if known in scope) if scope else USUAL_SCOPES
     key, record = create_key(_find_file(file, config), name, scopes, max_requests, max_tokens_per_minute)
-    if as_json:
-        print_json({"key": key, **_to_plain(record)})
-        return
+    end_with_json({"key": key, **_to_plain(record)}, wanted=as_json)
     print(key)
     print(f"the key {record.name!r} ({record.key_id}), for {', '.join(scopes)}; it is not shown again", file=sys.stderr)
 
@@ -63,10 +60,8 @@ def list_keys(file: _File = None, config: ConfigFile = None, as_json: _Json = Fa
 
     path = _find_file(file, config)
     lines = read_keys(path)
-    if as_json:
-        keys = [{**_to_plain(line.record), "line": line.number, "plain": line.plain} for line in lines]
-        print_json({"file": str(path), "keys": keys})
-        return
+    keys = [{**_to_plain(line.record), "line": line.number, "plain": line.plain} for line in lines]
+    end_with_json({"file": str(path), "keys": keys}, wanted=as_json)
     rows = []
     for line in lines:
         key = line.record
@@ -92,7 +87,8 @@ def revoke(
 
     confirm(f"revoke the key {key!r}; whoever has it is refused", yes=yes)
     record = revoke_key(_find_file(file, config), key)
-    print(json.dumps(_to_plain(record), indent=1) if as_json else f"revoked: {record.name} ({record.key_id})")
+    end_with_json(_to_plain(record), wanted=as_json)
+    print(f"revoked: {record.name} ({record.key_id})")
 
 
 @app.command("hash")
@@ -101,10 +97,8 @@ def hash_keys(file: _File = None, config: ConfigFile = None, as_json: _Json = Fa
     from orchestrator.config.keys_change import hash_plain_keys
 
     done = hash_plain_keys(_find_file(file, config))
-    if as_json:
-        print_json({"keys": [_to_plain(record) for record in done]})
-    else:
-        print(f"replaced by digests: {', '.join(record.name for record in done) or 'no key stood there as it is'}")
+    end_with_json({"keys": [_to_plain(record) for record in done]}, wanted=as_json)
+    print(f"replaced by digests: {', '.join(record.name for record in done) or 'no key stood there as it is'}")
 
 
 def _find_file(file: Path | None, config: Path | None) -> Path:

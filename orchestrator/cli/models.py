@@ -10,7 +10,7 @@ import typer
 
 from device_profiles.units import human_bytes
 from orchestrator.cli.model_check import check
-from orchestrator.cli.options import AsJson, ConfigFile, Yes, confirm, print_json, show_progress
+from orchestrator.cli.options import AsJson, ConfigFile, Yes, confirm, end_with_json, show_progress
 from orchestrator.plain_table import print_lines, print_table
 
 if TYPE_CHECKING:  # loaded where something is done
@@ -35,9 +35,7 @@ def models(context: typer.Context, config: ConfigFile = None, as_json: AsJson = 
     loaded = load_config(config or default_config_path(), sources=False)
     stored = list_stored_quality(store_directory(loaded))
     served = _list_served(loaded)
-    if as_json:
-        print_json({"served": served, "stored": stored})
-        return
+    end_with_json({"served": served, "stored": stored}, wanted=as_json)
     if served is None:
         print_lines("no daemon of this file runs here, or none answers", wraps=False)
     else:
@@ -61,9 +59,7 @@ def quality(
     options = _options(config, weights, adapter)
     texts = _prompts(options, prompts, limit)
     result = show_progress(lambda progress: measure_quality(options, texts, progress))
-    if as_json:
-        print_json(result)
-        return
+    end_with_json(result, wanted=as_json)
     for name in ("weights", "positions", "perplexity", "perplexity_ratio", "greedy_agreement", "step_ms"):
         value = result[name]
         print(f"{name:18} {value:.4f}" if isinstance(value, float) else f"{name:18} {value}")
@@ -91,9 +87,9 @@ def prune(config: ConfigFile = None, yes: Yes = False, as_json: AsJson = False) 
     removed = [artefact for artefact in usage.unused if store.remove(artefact.path)]
     freed = sum(artefact.size_bytes for artefact in removed)
     kept = [str(artefact.path) for artefact in usage.unused if artefact not in removed]
-    if as_json:
-        print_json({"removed": [str(artefact.path) for artefact in removed], "freed_bytes": freed, "kept": kept})
-        return
+    end_with_json(
+        {"removed": [str(artefact.path) for artefact in removed], "freed_bytes": freed, "kept": kept}, wanted=as_json
+    )
     print(f"removed {len(removed)} of {len(usage.unused)} prepared models, {human_bytes(freed)}")
     for name in kept:
         print(f"kept {name}: another process makes or verifies it now")
@@ -101,12 +97,10 @@ def prune(config: ConfigFile = None, yes: Yes = False, as_json: AsJson = False) 
 
 def _list_served(config: ClusterConfig) -> list[dict[str, Any]] | None:
     """Return the models of the daemon that runs, and whether they are in memory; None where none answers."""
-    from orchestrator.cli.daemon_socket import StatusError, query_daemon
-    from orchestrator.config.load import admin_socket_path
+    from orchestrator.cli.daemon_socket import ask_daemon_of
 
-    try:
-        answer = query_daemon(admin_socket_path(config, config.api.port), "/admin/status?most_devices=0")
-    except StatusError:
+    answer = ask_daemon_of(config, "/admin/status?most_devices=0")
+    if answer is None:
         return None
     served = []
     for status in (answer, *answer["models"]):

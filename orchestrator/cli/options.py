@@ -93,6 +93,13 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=1))
 
 
+def end_with_json(data: Any, *, wanted: bool) -> None:
+    """With --json print plain data for programs, and the command is over."""
+    if wanted:
+        print_json(data)
+        raise typer.Exit
+
+
 def show_progress(work: Callable[[Callable[[str, float], None]], dict[str, Any]]) -> dict[str, Any]:
     """Run work that tells its progress, show that, and return its result."""
     from rich.console import Console

@@ -168,12 +168,10 @@ class _Measuring:
 def _describe_daemon(config: ClusterConfig) -> str:
     """Return why nothing is to be measured where the configuration's daemon answers: its device would be measured at
     half its speed, and its streams would stall. "" where none does."""
-    from orchestrator.cli.daemon_socket import StatusError, query_daemon
-    from orchestrator.config.load import admin_socket_path
+    from orchestrator.cli.daemon_socket import ask_daemon_of
 
-    try:
-        answer = query_daemon(admin_socket_path(config, config.api.port))
-    except StatusError:
+    answer = ask_daemon_of(config)
+    if answer is None:
         return ""
     return (
         f"a daemon serves here ({answer['phase']}, {answer['streams']} streams): stop it, or measure beside it with "

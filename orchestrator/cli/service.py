@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import print_json
+from orchestrator.cli.options import end_with_json
 
 if TYPE_CHECKING:
     from orchestrator.daemon.systemd.files import ServiceChoices
@@ -101,10 +101,8 @@ def show(
     choices = _choose(root, model, gpu, commands, join, token_file)
     standings = [(file, file.compare(root)) for file in list_files(root, choices, systemd=systemd)]
     standings = [(replace(file, text="(the token)\n") if file.path == TOKEN else file, how) for file, how in standings]
-    if as_json:
-        shown = [{"path": str(file.path), "standing": how, "text": file.text} for file, how in standings]
-        print_json({"files": shown})
-        return
+    shown = [{"path": str(file.path), "standing": how, "text": file.text} for file, how in standings]
+    end_with_json({"files": shown}, wanted=as_json)
     for file, how in standings:
         print(f"### {file.path} ({how})")
         print(file.text)
@@ -155,8 +153,6 @@ def _confirm(changes: list[str], *, yes: bool) -> None:
 
 
 def _tell(done: list[Step], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"done": [step.to_status() for step in done]})
-        return
+    end_with_json({"done": [step.to_status() for step in done]}, wanted=as_json)
     for step in done:
         print(f"{step.what}: {step.subject}")

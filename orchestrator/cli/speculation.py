@@ -14,7 +14,7 @@ import typer
 
 from orchestrator.cli.admin_command import Daemon, daemon_command
 from orchestrator.cli.daemon_socket import Place, StatusError, query_daemon
-from orchestrator.cli.options import ModelName, print_json
+from orchestrator.cli.options import ModelName, end_with_json
 from orchestrator.cli.status_lines import speculation_rows
 
 app = typer.Typer(
@@ -41,10 +41,8 @@ def status(
     """Show the operator's bounds, and which overrides stand, who asked for them and when."""
     first, *further = _choose(query_daemon(daemon.find_place()), model)
     shown = {**first, "models": further} if further else first
-    if as_json:
-        print_json(shown)
-    else:
-        _print(shown)
+    end_with_json(shown, wanted=as_json)
+    _print(shown)
 
 
 def _choose(answer: dict[str, Any], model: str | None) -> list[dict[str, Any]]:

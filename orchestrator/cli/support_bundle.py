@@ -19,7 +19,7 @@ import typer
 
 from orchestrator.cli.admin_command import Daemon, daemon_command
 from orchestrator.cli.daemon_socket import Place, StatusError, fetch_page, query_daemon
-from orchestrator.cli.options import print_json
+from orchestrator.cli.options import end_with_json
 from orchestrator.errors import OutriderError
 from orchestrator.plain_table import print_lines, print_table
 from orchestrator.redaction import HostNames, redact_secrets, redact_values
@@ -83,10 +83,8 @@ def support_bundle(
     manifest = {"made_at": made_at, "contents": contents, "left_out": left_out}
     _write(path, {"manifest.json": json.dumps(manifest, indent=1) + "\n", **files})
     summary = {"file": str(path), "size_bytes": path.stat().st_size, **manifest}
-    if as_json:
-        print_json(summary)
-    else:
-        _print(summary)
+    end_with_json(summary, wanted=as_json)
+    _print(summary)
 
 
 def redact_part(part: Part, hosts: HostNames | None) -> str:
