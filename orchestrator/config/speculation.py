@@ -63,6 +63,11 @@ class Speculation(Section):
     tolerance_max_delta: float = Field(default=2.0, gt=0, le=20)
     """The most by which a draft may be less likely to the target than to the drafter, in nats: 2 is 7.4 times."""
 
+    @property
+    def depth(self) -> int:
+        """The most drafts of a sequence in a round; 0: speculation is off."""
+        return 0 if self.method == "off" else self.num_speculative_tokens
+
 
 class CanarySpeculation(Section):
     """What of `speculation` is other for the canary."""

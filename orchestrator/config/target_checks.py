@@ -18,7 +18,6 @@ from orchestrator.config.drafts import DraftWorkersSection, HeadDraft, ModelDraf
 from orchestrator.config.endpoint_checks import check_endpoint
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Place, SourceFile, format_place
-from orchestrator.config.speculation import Speculation
 from orchestrator.config.target import AUTO, SPLITTING_KEYS, OwnTarget, ReplicaBounds, ReplicaTarget, Target
 from policies.models.vocabulary import Match, compare, refusal
 
@@ -102,7 +101,7 @@ def check_drafts(config: ClusterConfig, file: SourceFile) -> None:
 def check_canary(config: ClusterConfig, file: SourceFile) -> None:
     """Refuse a canary that is no other than the rest, and what cannot be tried that way. Raises ConfigError."""
     canary, place = config.canary, ("canary",)
-    ours_off, theirs_off = (_is_off(speculation) for speculation in (config.speculation, config.canary_speculation))
+    ours_off, theirs_off = not config.speculation.depth, not config.canary_speculation.depth
     shared = bool(canary.share) and not canary.drafts and ours_off  # nobody else has them loaded
     for at, draft in _list_models(config):
         for key in ("adapter", "device"):  # plans are made for the others
@@ -148,10 +147,6 @@ def check_target(config: ClusterConfig, decoder: DecoderSizes | None, file: Sour
             raise file.refuse((*at, "tensor_parallel"), why)
     _check_device_layers(config, file)
     _check_heads(config, decoder, file)
-
-
-def _is_off(speculation: Speculation) -> bool:
-    return speculation.method == "off" or not speculation.num_speculative_tokens
 
 
 def _list_models(config: ClusterConfig) -> list[tuple[Place, ModelDraft]]:

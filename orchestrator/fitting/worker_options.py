@@ -27,7 +27,6 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.routing import SloSection
 from orchestrator.config.source_text import Place, format_place
-from orchestrator.config.speculation import Speculation
 from orchestrator.config.target import OwnTarget, ReplicaTarget, Target
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.load_options import (
@@ -67,7 +66,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
     ModelRefused or DownloadFailed when that is not possible.
     """
-    target, depth = config.model, depth_of(config.speculation)
+    target, depth = config.model, config.speculation.depth
     return EngineOptions(
         model=_model_options(
             target,
@@ -147,18 +146,13 @@ def objectives_of(slo: SloSection) -> Objectives:
     )
 
 
-def depth_of(speculation: Speculation) -> int:
-    """Return the most drafts of a sequence in a round."""
-    return 0 if speculation.method == "off" else speculation.num_speculative_tokens
-
-
 def _canary(config: ClusterConfig, base: Path) -> CanaryOptions:
     speculation = config.canary_speculation
-    depth, own = depth_of(speculation), None
+    depth, own = speculation.depth, None
     if depth and config.canary_drafts:
         names = draft_names(config.canary_drafts, CANARY_PREFIX)
         own = _drafters_of(config.canary_drafts, ("canary", "drafts"), names, config, base)
-    elif depth and not depth_of(config.speculation):
+    elif depth and not config.speculation.depth:
         own = _drafters(config, base)  # nobody else has them loaded
     return CanaryOptions(depth, speculation.method == "fixed", own)
 

@@ -140,9 +140,7 @@ def apply_plan(
 
 def list_unplaced_drafts(config: ClusterConfig, proposal: PlanProposal) -> list[str]:
     """Return which drafts of a canary that has those of everybody the plan places nowhere, so that it has none."""
-    canary = config.canary_speculation
-    off = canary.method == "off" or not canary.num_speculative_tokens
-    if not config.canary.share or config.canary.drafts or off:
+    if not config.canary.share or config.canary.drafts or not config.canary_speculation.depth:
         return []
     everywhere = range(len(proposal.plan.replicas))
     if any(apply_plan(config, proposal, number).all_drafts for number in everywhere):

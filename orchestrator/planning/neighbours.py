@@ -38,11 +38,9 @@ class ReservedDraft:
 
 def beside_the_plan(config: ClusterConfig, base: Path) -> tuple[ReservedDraft, ...]:
     """Return the draft models that only the canary has. Raises ModelRefused or DownloadFailed."""
-    ours, theirs = config.speculation, config.canary_speculation
-    if not config.canary.share or theirs.method == "off" or not theirs.num_speculative_tokens:
+    if not config.canary.share or not config.canary_speculation.depth:
         return ()
-    off = ours.method == "off" or not ours.num_speculative_tokens
-    drafts = config.canary_drafts or (config.drafts if off else ())
+    drafts = config.canary_drafts or (() if config.speculation.depth else config.drafts)
     return tuple(reserve_draft(draft, base, draft.device) for draft in drafts if isinstance(draft, ModelDraft))
 
 

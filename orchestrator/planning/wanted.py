@@ -127,7 +127,6 @@ def build_request_from_config(
     """Return what cluster.yaml asks for, without `digests` for a plan that rests on no profile. Raises ModelRefused or
     DownloadFailed."""
     placement = placement or config.placement
-    off = config.speculation.method == "off"
     model, store = config.model, store_directory(config) if digests else None
 
     def find_model(name: str, section: Target | ModelDraft) -> PlannedModel:
@@ -153,7 +152,7 @@ def build_request_from_config(
         ),
         any(draft.method == "suffix" for draft in config.drafts),
         model.exactness,
-        0 if off else config.speculation.num_speculative_tokens,
+        config.speculation.depth,
         model.most_replicas if model.bounds is None else model.bounds.min,
         placement,
         bool(config.canary.share),

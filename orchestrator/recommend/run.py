@@ -17,7 +17,7 @@ from adapters.tokenizer import load_tokenizer
 from orchestrator.config.drafts import AnyDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import OutriderError
-from orchestrator.fitting.worker_options import depth_of, engine_options
+from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.recommend.candidates import (
@@ -189,7 +189,7 @@ class _Loaded:
 def recommend_drafts(job: RecommendJob, tell: Tell) -> dict[str, Any]:
     """Return `summary`, `candidates`, `categories`, `environment` and `formulas`. Raises MeasurementError where
     there is nothing to compare, or the prompts cannot be read; AdapterError where the target cannot be loaded."""
-    if not depth_of(job.config.speculation):
+    if not job.config.speculation.depth:
         raise MeasurementError(
             "speculation.method: the configuration switches speculation off: there is nothing to compare"
         )

@@ -12,7 +12,7 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.control.port import Control
 from orchestrator.daemon.control.rollout.canary import CanaryTerms, CanaryTrial, TrialFile
-from orchestrator.fitting.worker_options import CANARY_PREFIX, depth_of
+from orchestrator.fitting.worker_options import CANARY_PREFIX
 from policies.serving.canary import PromotionRule
 
 _NAME_BYTES = 8
@@ -44,7 +44,7 @@ def _own_drafters(config: ClusterConfig) -> frozenset[str]:
     is off for the others, or a plan leaves them without."""
     own = config.canary_drafts or config.drafts
     names = {*draft_names(own, CANARY_PREFIX)}
-    if not depth_of(config.speculation):
+    if not config.speculation.depth:
         names |= {*draft_names(own)}
         for number, replica in enumerate(config.model.placements):
             names |= {*own_draft_names(replica.own_drafts or (), number, config.drafts)}

@@ -195,8 +195,7 @@ def _list_resident(config: ClusterConfig, base: Path) -> Iterator[_Load]:
                 place = (*own_at, "kv_cache") if own.kv_cache else target.find_place("limits", "kv_cache")
                 cache = int(own.kv_cache or target.limits.kv_cache)
                 yield _Load(at, place, model.source, model.name, _find_least_weights(its, base), cache)
-        off = target.speculation.method == "off" or not target.speculation.num_speculative_tokens
-        for number, draft in enumerate(() if off else target.drafts):
+        for number, draft in enumerate(target.drafts if target.speculation.depth else ()):
             if isinstance(draft, ModelDraft) and _is_here(config, draft) and _is_in_host_memory(draft):
                 place = target.find_place("drafts", number)
                 title, weights = f"the draft {draft.source}", _find_least_weights(draft, base)

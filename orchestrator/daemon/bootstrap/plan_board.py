@@ -81,11 +81,10 @@ def measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
             int(placement.kv_cache or config.limits.kv_cache),
         )
         yield TakenPlace(model.name, host=placement.host or own, fixed=target)
-    off = config.speculation.method == "off" or not config.speculation.num_speculative_tokens
     sharing = sum(placement.own_drafts is None for placement in replicas)
     counted = [(draft, sharing) for draft in config.drafts] + [(draft, 1) for _, draft in config.own_drafts]
     for draft, users in counted:
-        if off or not isinstance(draft, ModelDraft):
+        if not config.speculation.depth or not isinstance(draft, ModelDraft):
             continue
         fixed = reserve_draft(draft, base, effective_device(draft.adapter, draft.device))
         workers = draft.workers.min if draft.process == "own" and draft.workers.min else users

@@ -27,10 +27,8 @@ from orchestrator.daemon.journal.standing import JournalView
 from orchestrator.protocol.ready import Ready
 
 _READY_PARTS = ("model", "device", "precision", "drafting", "kv", "shards")
-_STATE = tuple(
-    "phase detail runtime worker uptime_s streams gauges taken_over changed_groups health scaling draft_store "
-    "recent_outputs cluster_away residency plan".split()
-)
+_STATE: tuple[str, ...] = ("phase", "detail", "runtime", "worker", "uptime_s", "streams", "gauges", "taken_over")
+_STATE += ("changed_groups", "health", "scaling", "draft_store", "recent_outputs", "cluster_away", "residency", "plan")
 """What a status has of a StateView as it is."""
 _SHOWN = tuple(field.name for field in dataclasses.fields(DeviceLoad) if field.name != "sampled_s")
 
