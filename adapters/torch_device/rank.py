@@ -14,23 +14,10 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from typing import Any
 
 from adapters.contract import AdapterError
 from adapters.parent_process import end_with_parent
-from adapters.torch_device.rank_link import (
-    Connect,
-    Connected,
-    CopyBlocks,
-    EraseBlocks,
-    Link,
-    Loaded,
-    RankFailed,
-    RankJob,
-    ReadBlocks,
-    RunPlan,
-    WriteBlocks,
-)
+from adapters.torch_device.rank_link import Call, Link, RankFailed, RankJob
 
 
 def serve_rank(link: Link) -> None:
@@ -45,30 +32,22 @@ def serve_rank(link: Link) -> None:
     device = torch.device(job.place.device.lower())
     group = RankGroup(job.rank, job.options.tensor_parallel)
     part = load_part(job.prepared, job.options, job.numerical_class, job.layers, job.blocks, job.place, group)
-    link.send(Loaded(part.memory.list_page_bytes()[0]))
+    link.send(part.memory.list_page_bytes()[0])
     while True:
-        command = link.receive()
-        if isinstance(command, Connect):
-            group.connect(job.meeting, device, job.patience_s)
-            link.send(Connected())
-        else:
-            _obey(command, part, link)
-
-
-def _obey(command: Any, part: Any, link: Link) -> None:
-    match command:
-        case RunPlan(plan, hidden):
-            part.runner.run(plan, hidden)
-        case CopyBlocks(sources, targets):
-            part.memory.copy(sources, targets)
-        case EraseBlocks(blocks):
-            part.memory.erase(blocks)
-        case ReadBlocks(cache, blocks):
-            link.send(part.memory.read_blocks(cache, blocks).numpy())
-        case WriteBlocks(cache, blocks, pages):
-            import torch
-
-            part.memory.write_blocks(cache, blocks, torch.from_numpy(pages))
+        call: Call = link.receive()
+        match call.deed:
+            case "connect":
+                group.connect(job.meeting, device, job.patience_s)
+                link.send(None)
+            case "run":
+                part.runner.run(*call.arguments)
+            case "read_blocks":
+                link.send(part.memory.read_blocks(*call.arguments).numpy())
+            case "write_blocks":
+                cache, blocks, pages = call.arguments
+                part.memory.write_blocks(cache, blocks, torch.from_numpy(pages))
+            case "copy" | "erase":
+                getattr(part.memory, call.deed)(*call.arguments)
 
 
 def _end_with_link(own: socket.socket) -> None:

@@ -1,20 +1,19 @@
-"""What rank 0 and another rank say to each other: pickled values on a socket pair. Both are this very program."""
+"""What rank 0 and another rank say to each other: pickled values on a socket pair. Both are this very program.
+
+A rank gets its RankJob first. It answers with how many bytes a block of its keys or values of one layer has, once its
+weights and KV cache are there.
+"""
 
 from __future__ import annotations
 
 import pickle
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from adapters.contract import AdapterError, Hidden, LayerRange, LoadOptions, NumericalClass
+from adapters.contract import AdapterError, LayerRange, LoadOptions, NumericalClass
 from adapters.framing import ANY_BYTES, add_header, receive_frame
-from adapters.torch_device.plan import ForwardPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,61 +42,16 @@ class RankJob:
     patience_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A rank's weights and KV cache are there. `page_bytes`: of a block of its keys or values of one layer."""
-
-    page_bytes: int
+Deed = Literal["connect", "run", "copy", "erase", "read_blocks", "write_blocks"]
+"""To meet the other ranks, once all have loaded; ForwardRunner's `run`, or what KvPool does with blocks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
-    """Meet the other ranks: all have loaded."""
+class Call:
+    """What a rank is to do with its part, in the order of the calls. "connect" and "read_blocks" are answered."""
 
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """A rank has met all others."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """Compute a forward together with the other ranks."""
-
-    plan: ForwardPlan
-    hidden: Hidden | None
-
-
-@dataclass(frozen=True, slots=True)
-class CopyBlocks:
-    """See KvPool.copy."""
-
-    sources: Sequence[int]
-    targets: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class EraseBlocks:
-    """See KvPool.erase."""
-
-    blocks: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBlocks:
-    """See KvPool.read_blocks; the bytes are the answer."""
-
-    cache: int
-    blocks: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class WriteBlocks:
-    """See KvPool.write_blocks."""
-
-    cache: int
-    blocks: Sequence[int]
-    pages: NDArray[np.uint8]
+    deed: Deed
+    arguments: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

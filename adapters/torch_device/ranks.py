@@ -28,19 +28,7 @@ from adapters.torch_device.model import KvMemory, PlanRunner
 from adapters.torch_device.parts import LoadedPart, load_part
 from adapters.torch_device.plan import ForwardPlan
 from adapters.torch_device.rank_group import GroupBroken, RankGroup
-from adapters.torch_device.rank_link import (
-    Connect,
-    CopyBlocks,
-    EraseBlocks,
-    Link,
-    Loaded,
-    RankFailed,
-    RankJob,
-    RankPlace,
-    ReadBlocks,
-    RunPlan,
-    WriteBlocks,
-)
+from adapters.torch_device.rank_link import Call, Deed, Link, RankFailed, RankJob, RankPlace
 from adapters.torch_device.runner import ForwardRunner
 
 PATIENCE_S = 10.0
@@ -120,10 +108,9 @@ class Ranks:
     def connect(self, device: Any) -> None:
         """Wait until all have loaded, and meet them. Raises what failed there."""
         for process in self.processes:
-            loaded: Loaded = process.receive()
-            self.page_bytes.append(loaded.page_bytes)
+            self.page_bytes.append(process.receive())
             process.link.set_patience(self._job.patience_s)
-        self.post(Connect())
+        self.post("connect")
         try:
             self.group.connect(self._job.meeting, device, self._job.patience_s)
         except GroupBroken as error:
@@ -136,20 +123,19 @@ class Ranks:
             for process in self.processes:
                 process.on_end = self.group.abort
 
-    def post(self, command: Any) -> None:
-        """Send a command to all. Raises DeviceLost."""
+    def post(self, deed: Deed, *arguments: Any) -> None:
+        """Let all do something. Raises DeviceLost."""
         for process in self.processes:
-            self._send(process, command)
+            self._send(process, Call(deed, arguments))
 
-    def ask(self, rank: int, command: Any) -> Any:
+    def ask(self, rank: int, deed: Deed, *arguments: Any) -> Any:
         """Return a rank's answer. Raises DeviceLost."""
-        process = self.processes[rank - 1]
-        self._send(process, command)
-        return process.receive()
+        self.send(rank, deed, *arguments)
+        return self.processes[rank - 1].receive()
 
-    def send(self, rank: int, command: Any) -> None:
-        """Send a command to one. Raises DeviceLost."""
-        self._send(self.processes[rank - 1], command)
+    def send(self, rank: int, deed: Deed, *arguments: Any) -> None:
+        """Let one do something. Raises DeviceLost."""
+        self._send(self.processes[rank - 1], Call(deed, arguments))
 
     def explain(self, error: AdapterError) -> AdapterError:
         """Return what a rank failed with, after others noticed: `error` is what rank 0 has seen of it. Where several
@@ -208,23 +194,23 @@ class SplitMemory:
         rank, own = divmod(cache, self._caches)
         if not rank:
             return self._own.read_blocks(own, blocks)
-        return torch.from_numpy(self._ranks.ask(rank, ReadBlocks(own, blocks)))
+        return torch.from_numpy(self._ranks.ask(rank, "read_blocks", own, blocks))
 
     def write_blocks(self, cache: int, blocks: Sequence[int], pages: Any) -> None:
         rank, own = divmod(cache, self._caches)
         if rank:
-            self._ranks.send(rank, WriteBlocks(own, blocks, pages.numpy()))
+            self._ranks.send(rank, "write_blocks", own, blocks, pages.numpy())
         else:
             self._own.write_blocks(own, blocks, pages)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         with suppress(DeviceLost):  # the next forward says so
-            self._ranks.post(CopyBlocks(sources, targets))
+            self._ranks.post("copy", sources, targets)
         self._own.copy(sources, targets)
 
     def erase(self, blocks: Sequence[int]) -> None:
         with suppress(DeviceLost):
-            self._ranks.post(EraseBlocks(blocks))
+            self._ranks.post("erase", blocks)
         self._own.erase(blocks)
 
 
@@ -236,7 +222,7 @@ class SplitRunner:
 
     def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> ShardResult:
         """See ForwardRunner. Raises what a rank failed with."""
-        self.ranks.post(RunPlan(plan, hidden))
+        self.ranks.post("run", plan, hidden)
         try:
             return self.own.run(plan, hidden)
         except GroupBroken as error:
