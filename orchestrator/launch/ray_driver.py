@@ -27,29 +27,10 @@ from adapters.libllama import VARIABLE
 from adapters.parent_process import end_with_parent
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.errors import ClusterAway, WorkerError
+from orchestrator.launch import ray_messages as wire
 from orchestrator.launch.node_reports import CARD_KEY, write_card
 from orchestrator.launch.process_end import end_process
 from orchestrator.launch.ray_actor import CONCURRENCY_GROUPS, HostActor
-from orchestrator.launch.ray_messages import (
-    Answered,
-    Appeared,
-    AskNodes,
-    EndActor,
-    Ended,
-    Gone,
-    Join,
-    Joined,
-    Nodes,
-    Notice,
-    NotJoined,
-    NotStarted,
-    PassDown,
-    PassUp,
-    Printed,
-    StartActor,
-    decode_order,
-    encode,
-)
 from orchestrator.launch.ray_places import NODE_SHARE, Places
 from orchestrator.launch.ray_settings import JOB_SERVER_WAY_OUT, NAMESPACE, WAY_OUT, init_options
 from orchestrator.protocol.contract import WorkerSpec
@@ -114,7 +95,7 @@ class Driver:
             addresses = sorted({node.node_manager_address for node in self._alive()})
         except self._ray.exceptions.RayError:
             addresses = []
-        self._link.send(Nodes(addresses))
+        self._link.send(wire.Nodes(addresses))
 
     def start(self, number: int, spec: WorkerSpec) -> None:
         """Start an actor, then follow it until it has ended."""
@@ -123,15 +104,15 @@ class Driver:
                 self._require_host(spec.node)
             stream = self._appear(number, self._create(number, spec))
         except ClusterAway as error:
-            self._link.send(NotStarted(number, str(error), away=True))
+            self._link.send(wire.NotStarted(number, str(error), away=True))
         except self._ray.exceptions.GetTimeoutError:
             reason = f"no Ray node had a place for it within {START_TIMEOUT_S:g} s (see ray status)"
-            self._link.send(NotStarted(number, reason))
+            self._link.send(wire.NotStarted(number, reason))
         except Exception as error:
             answer = self._ask_head()
             away = not answer.head or bool(answer.stale)  # no fault of the worker's
             silent = "" if answer.head else "Ray's head does not answer; is it running (ray start --head)?"
-            self._link.send(NotStarted(number, answer.stale or silent or reason_of(error), away))
+            self._link.send(wire.NotStarted(number, answer.stale or silent or reason_of(error), away))
         else:
             self._follow(number, stream)
 
@@ -148,19 +129,19 @@ class Driver:
             actor = self._actors.pop(number, None)
         if actor is not None:
             self._end_actor(number, actor)
-        self._link.send(Gone(number))
+        self._link.send(wire.Gone(number))
         self._places_kept.leave(number)
 
-    def _ask_head(self) -> Answered:
+    def _ask_head(self) -> wire.Answered:
         here = self._ray.NodeID.from_hex(self._node)
         try:
             if self._head.check_alive([here], timeout=_ANSWER_TIMEOUT_S)[0]:
-                return Answered(True, "", *self._list_hosts())
+                return wire.Answered(True, "", *self._list_hosts())
         except self._ray.exceptions.AuthenticationError:
-            return Answered(head=True, stale="the head at this address is that of another cluster now")
+            return wire.Answered(head=True, stale="the head at this address is that of another cluster now")
         except self._ray.exceptions.RayError:
-            return Answered(head=False)
-        return Answered(head=True, stale="the Ray node of this host has left the cluster")
+            return wire.Answered(head=False)
+        return wire.Answered(head=True, stale="the Ray node of this host has left the cluster")
 
     def _list_hosts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the addresses of the hosts that are there, and of those that went without a leave. Raises RayError."""
@@ -227,18 +208,18 @@ class Driver:
         ports = {node.node_id.hex(): node.node_manager_port for node in self._alive()}
         self._places[number] = ip, ports.get(node, 0)
         here, unreserved = node == self._node, self._unreserved.pop(number, "")
-        self._link.send(Appeared(number, *self._places[number], pid, began_s, here=here, unreserved=unreserved))
+        self._link.send(wire.Appeared(number, *self._places[number], pid, began_s, here=here, unreserved=unreserved))
         stream: Iterator[Any] = actor.events.options(num_returns="streaming", concurrency_group="events").remote()
         return stream
 
     def _follow(self, number: int, stream: Iterator[Any]) -> None:
         try:
             for reference in stream:
-                self._link.send(PassUp(number, self._ray.get(reference)))
+                self._link.send(wire.PassUp(number, self._ray.get(reference)))
         except Exception as error:
-            self._link.send(Ended(number, f"died: {reason_of(error)}", host=not self._has_node(number)))
+            self._link.send(wire.Ended(number, f"died: {reason_of(error)}", host=not self._has_node(number)))
         else:
-            self._link.send(Ended(number, self._exit(number)))
+            self._link.send(wire.Ended(number, self._exit(number)))
 
     def _has_node(self, number: int) -> bool:
         """Whether a worker's Ray node is still there: where it is not, its workers died of that."""
@@ -267,7 +248,7 @@ class Driver:
         if not self.head_answers and self._end_from_inside(actor):  # `ray.kill` goes by the head
             return
         if node == self._node:
-            self._link.send(Gone(number))
+            self._link.send(wire.Gone(number))
         with suppress(*errors):
             self._ray.kill(actor, no_restart=True)
         if process is None or node == self._node:
@@ -295,13 +276,13 @@ class Link:
         self._socket = socket_
         self._sending = threading.Lock()
 
-    def send(self, notice: Notice) -> None:
+    def send(self, notice: wire.Notice) -> None:
         """Send a message, in order with those of other threads."""
         with self._sending, suppress(OSError):
-            self._socket.sendall(encode(notice))
+            self._socket.sendall(wire.encode(notice))
 
 
-def join(order: Join) -> tuple[Any, str]:
+def join(order: wire.Join) -> tuple[Any, str]:
     """Import ray and join, or start it; returns the module, and where it takes jobs. Raises WorkerError with the way
     out."""
     address = order.address
@@ -346,7 +327,7 @@ def _pass_on_what_workers_print(link: Link) -> None:
         pid = str(batch.get("pid"))
         if pid.isdecimal():
             lines = [str(line) for line in batch.get("lines", ())]
-            link.send(Printed(str(batch.get("actor_name") or "actor"), int(pid), lines))
+            link.send(wire.Printed(str(batch.get("actor_name") or "actor"), int(pid), lines))
 
     with suppress(ImportError, AttributeError):
         from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
@@ -367,17 +348,17 @@ def main() -> int:
     first = next(receive_frames(connection), None)
     if first is None:
         return 0
-    order = decode_order(first)
-    assert isinstance(order, Join)  # noqa: S101 -- the protocol
+    order = wire.decode_order(first)
+    assert isinstance(order, wire.Join)  # noqa: S101 -- the protocol
     try:
         # Ray's processes are bound to the *thread* that starts them: this one, which outlives them.
         ray, job_server = join(order)
     except WorkerError as error:
-        link.send(NotJoined(str(error), away=isinstance(error, ClusterAway)))
+        link.send(wire.NotJoined(str(error), away=isinstance(error, ClusterAway)))
         return 1
     _pass_on_what_workers_print(link)
     driver = Driver(ray, link)
-    link.send(Joined(job_server, ray.util.get_node_ip_address()))
+    link.send(wire.Joined(job_server, ray.util.get_node_ip_address()))
     threading.Thread(target=driver.answer, name="answer", daemon=True).start()
     _in_thread("card", driver.leave_card)
     _carry_out_orders(connection, driver)
@@ -392,14 +373,14 @@ def main() -> int:
 def _carry_out_orders(connection: socket.socket, driver: Driver) -> None:
     """Until the daemon has closed its end."""
     for frame in receive_frames(connection):
-        match decode_order(frame):
-            case PassDown(number, commands):
+        match wire.decode_order(frame):
+            case wire.PassDown(number, commands):
                 driver.pass_down(number, commands)
-            case StartActor(number, spec):
+            case wire.StartActor(number, spec):
                 _in_thread(f"worker {number}", driver.start, number, spec)
-            case EndActor(number):
+            case wire.EndActor(number):
                 _in_thread(f"end {number}", driver.end, number)
-            case AskNodes():
+            case wire.AskNodes():
                 _in_thread("nodes", driver.list_nodes)
             case _:
                 pass

@@ -15,27 +15,8 @@ import msgspec
 
 from adapters.framing import ProtocolError, read_frame
 from orchestrator.errors import ClusterAway, WorkerError, WorkerStartFailed
+from orchestrator.launch import ray_messages as wire
 from orchestrator.launch.output import follow, say
-from orchestrator.launch.ray_messages import (
-    Answered,
-    Appeared,
-    AskNodes,
-    EndActor,
-    Ended,
-    Gone,
-    Join,
-    Joined,
-    Nodes,
-    Notice,
-    NotJoined,
-    NotStarted,
-    Order,
-    PassUp,
-    Printed,
-    StartActor,
-    decode_notice,
-    encode,
-)
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.telemetry import get_logger
 
@@ -98,7 +79,7 @@ class DriverLink:
         self._writer = writer
         self._output = output
         self._numbers = count(1)
-        self._starting: dict[int, asyncio.Future[Appeared]] = {}
+        self._starting: dict[int, asyncio.Future[wire.Appeared]] = {}
         self._actors: dict[int, ActorEnd] = {}
         self._nodes: list[asyncio.Future[list[str]]] = []
         self._loop = asyncio.get_running_loop()
@@ -116,12 +97,12 @@ class DriverLink:
         """How long the cluster's head has not answered. Thread-safe."""
         return self._loop.time() - self._answered_s
 
-    def send(self, order: Order) -> None:
+    def send(self, order: wire.Order) -> None:
         """Queue an order; never blocks. One that is gone drops it."""
         if not self._writer.is_closing():
-            self._writer.write(encode(order))
+            self._writer.write(wire.encode(order))
 
-    async def start(self, spec: WorkerSpec, actor: ActorEnd) -> tuple[int, Appeared]:
+    async def start(self, spec: WorkerSpec, actor: ActorEnd) -> tuple[int, wire.Appeared]:
         """Start an actor and return its number. Raises ClusterAway and WorkerStartFailed; then it is ended, and when
         cancelled too."""
         if self.retired.is_set():
@@ -129,12 +110,12 @@ class DriverLink:
         number = next(self._numbers)
         appeared = self._starting[number] = self._loop.create_future()
         self._actors[number] = actor  # from now on: its frames are close behind its appearance
-        self.send(StartActor(number, spec))
+        self.send(wire.StartActor(number, spec))
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 return number, await appeared
         except BaseException as error:
-            self.send(EndActor(number))
+            self.send(wire.EndActor(number))
             self.forget(number)
             if isinstance(error, TimeoutError):
                 raise WorkerStartFailed(f"Ray has not answered within {_START_TIMEOUT_S:g} s") from None
@@ -146,7 +127,7 @@ class DriverLink:
         """Return the hosts' addresses. Raises ClusterAway."""
         answer: asyncio.Future[list[str]] = self._loop.create_future()
         self._nodes.append(answer)
-        self.send(AskNodes())
+        self.send(wire.AskNodes())
         with suppress(TimeoutError):
             async with asyncio.timeout(_NODES_TIMEOUT_S):
                 if addresses := await answer:
@@ -227,37 +208,37 @@ class DriverLink:
         with suppress(ProcessLookupError):
             self._process.kill()
 
-    def _take(self, notice: Notice) -> None:
+    def _take(self, notice: wire.Notice) -> None:
         match notice:
-            case PassUp(number, frame):
+            case wire.PassUp(number, frame):
                 if (actor := self._actors.get(number)) is not None:
                     actor.take_frame(frame)
-            case Answered(head, stale, alive, lost):
+            case wire.Answered(head, stale, alive, lost):
                 self._ticks = 0
                 if stale:
                     self.retire(stale)
                 elif head:
                     self._answered_s = self._loop.time()
                     self.alive, self.lost = alive, lost
-            case Ended(number, how, host):
+            case wire.Ended(number, how, host):
                 if (actor := self._actors.get(number)) is not None:
                     actor.take_end(how, host=host)
-            case Gone(number):
+            case wire.Gone(number):
                 if (actor := self._actors.get(number)) is not None:
                     actor.take_gone()
-            case Printed(worker, pid, lines):
+            case wire.Printed(worker, pid, lines):
                 for line in lines:
                     say(worker, pid, line)
             case _:
                 self._take_reply(notice)
 
-    def _take_reply(self, notice: Notice) -> None:
+    def _take_reply(self, notice: wire.Notice) -> None:
         match notice:
-            case Appeared(number) if (waiting := self._starting.get(number)) is not None and not waiting.done():
+            case wire.Appeared(number) if (waiting := self._starting.get(number)) is not None and not waiting.done():
                 waiting.set_result(notice)
-            case NotStarted(number, reason, away) if (waiting := self._starting.get(number)) and not waiting.done():
-                waiting.set_exception(ClusterAway(reason) if away else WorkerStartFailed(reason))
-            case Nodes(addresses):
+            case wire.NotStarted(number, reason, away) if (start := self._starting.get(number)) and not start.done():
+                start.set_exception(ClusterAway(reason) if away else WorkerStartFailed(reason))
+            case wire.Nodes(addresses):
                 answers, self._nodes = self._nodes, []
                 for answer in answers:
                     if not answer.done():
@@ -266,7 +247,7 @@ class DriverLink:
                 pass
 
 
-async def join_ray(order: Join, environment: dict[str, str]) -> DriverLink:
+async def join_ray(order: wire.Join, environment: dict[str, str]) -> DriverLink:
     """Start a driver process and let it join, or start a Ray. Raises ClusterAway and WorkerError with the way out."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -279,7 +260,7 @@ async def join_ray(order: Join, environment: dict[str, str]) -> DriverLink:
                 raise WorkerError(f"the Ray driver process cannot be started: {error}") from error
             raise
     output = asyncio.create_task(follow(_DRIVER, process.pid, printed), name="output of the Ray driver")
-    writer.write(encode(order))
+    writer.write(wire.encode(order))
     try:
         async with asyncio.timeout(_JOIN_TIMEOUT_S):
             answer = await _receive(reader)
@@ -297,19 +278,19 @@ async def join_ray(order: Join, environment: dict[str, str]) -> DriverLink:
                 f"cannot {where}: the Ray driver process ended with code {code}; see its output"
             ) from None
         raise
-    if isinstance(answer, NotJoined):
+    if isinstance(answer, wire.NotJoined):
         writer.close()
         await process.wait()
         raise (ClusterAway if answer.away else WorkerError)(answer.reason)
-    assert isinstance(answer, Joined)  # noqa: S101 -- the protocol
+    assert isinstance(answer, wire.Joined)  # noqa: S101 -- the protocol
     if answer.job_server:
         _log.info("ray takes jobs", address=answer.job_server)
     return DriverLink(process, reader, writer, output, answer.node)
 
 
-async def _receive(reader: asyncio.StreamReader) -> Notice:
+async def _receive(reader: asyncio.StreamReader) -> wire.Notice:
     """Return the next message. Raises ConnectionError at the end, ProtocolError and msgspec.DecodeError."""
-    return decode_notice(await read_frame(reader))
+    return wire.decode_notice(await read_frame(reader))
 
 
 async def _spawn(fd: int, environment: dict[str, str]) -> tuple[asyncio.subprocess.Process, int]:
