@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from adapters.free_port import find_free_port
 from adapters.hardware import processor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -159,7 +159,9 @@ def show_class(config: Path, port: int) -> None:
 
 def main() -> int:
     """Run the demo."""
-    port = find_free_port()
+    with socket.socket() as probe:  # a port that nobody listens on now
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "orchestrator.cli.main", "serve"]
     command += ["--config", str(ROOT / "cluster.yaml"), "--port", str(port)]

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from outrider_lab.free_port import find_free_port
 
-from adapters.free_port import find_free_port
 from adapters.hardware import processor
 from orchestrator.cli.daemon_socket import query_daemon
 from orchestrator.daemon.alerts.rules import write_rules

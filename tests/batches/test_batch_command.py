@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outrider_lab.free_port import find_free_port
 
-from adapters.free_port import find_free_port
 from tests.batches.support import (
     count_results,
     kill_worker,

@@ -13,8 +13,8 @@ import openai
 import pytest
 from backports import zstd
 from openai import OpenAI
+from outrider_lab.free_port import find_free_port
 
-from adapters.free_port import find_free_port
 from tests.batches.support import kill_worker, line_of, slow_down, slow_script, wait_until
 from tests.support.daemon import Daemon, configuration, running
 

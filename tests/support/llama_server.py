@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from outrider_lab.free_port import find_free_port
 from outrider_lab.peers import llama_wheel
 
-from adapters.free_port import find_free_port
 from tests.support.waiting import until
 
 _ENDS_WITHIN_S = 30.0

@@ -37,8 +37,7 @@ from outrider_lab.chaos.records import (
 )
 from outrider_lab.chaos.schedule import QUIET_END_S, Shape, plan_faults
 from outrider_lab.chaos.service import PACKAGES, Layout, Service, read_workers, write_configuration
-
-from adapters.free_port import find_free_port
+from outrider_lab.free_port import find_free_port
 
 ROOT = Path(__file__).parents[4]
 WORDS = st.sampled_from("abc")

@@ -22,7 +22,6 @@ from openai import AsyncOpenAI
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from adapters.free_port import find_free_port
 from adapters.hardware import processor
 from outrider_lab.bench.cluster.hosts import BenchHosts
 from outrider_lab.chaos import records
@@ -43,6 +42,7 @@ from outrider_lab.chaos.report import read_warnings, stream_row
 from outrider_lab.chaos.schedule import PlannedFault, plan_faults, plan_turns
 from outrider_lab.chaos.service import PACKAGES, ChaosError, Layout, Service, list_groups, write_configuration
 from outrider_lab.chaos.watch import Watch
+from outrider_lab.free_port import find_free_port
 
 CASES = {"scripted": 24, "default": 16, "pool": 8}
 LENGTHS = {"scripted": Lengths(120, 480, 2800), "default": Lengths(24, 64, 14_000), "pool": Lengths(24, 64, 2800)}

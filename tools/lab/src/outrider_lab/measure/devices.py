@@ -38,7 +38,6 @@ import yaml
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable
-from adapters.free_port import find_free_port
 from adapters.hardware import hardware, processor, runtime_version
 from adapters.model_source import resolve
 from adapters.parent_process import end_with_parent
@@ -47,6 +46,7 @@ from device_profiles.device_names import is_processor, is_same_device
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import human_bytes
 from orchestrator.daemon.systemd.files import DEFAULT_MODEL
+from outrider_lab.free_port import find_free_port
 from outrider_lab.gguf_layers import Layer, write_layers
 
 _SHARES = {"conformance": 0.2, "classes": 0.4, "memory": 0.15, "bench": 0.25}

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from adapters.free_port import find_free_port
 from adapters.hardware import processor
+from outrider_lab.free_port import find_free_port
 from outrider_lab.peers.contract import EngineMissing
 
 PROGRAM = "llama-server"

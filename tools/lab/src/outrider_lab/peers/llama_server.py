@@ -19,9 +19,9 @@ from typing import IO, Any
 import httpx
 
 from adapters.contract import AdapterError
-from adapters.free_port import find_free_port
 from adapters.gguf_splits import list_first_files
 from adapters.parent_process import end_with_parent
+from outrider_lab.free_port import find_free_port
 from outrider_lab.peers.contract import NATIVE, Answer, EngineMissing, PeerOptions, PeerPrompt, Score
 from outrider_lab.peers.llama_builds import LlamaBuild, find_server, judge_build, name_build, read_instructions
 

@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import yaml
 
-from adapters.free_port import find_free_port
 from outrider_lab.bench.cluster.hosts import BenchHosts
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.plan.texts import prompt_text
+from outrider_lab.free_port import find_free_port
 
 MODEL = "bench"
 """What the model is called, whichever it is."""
