@@ -213,7 +213,7 @@ def _check_source(
         raise file.refuse(place, f"{source!r} does not go with adapter {adapter!r}; {way_out}")
     if simulated:
         return None
-    elsewhere = bool(config.cluster.on_ray and config.cluster.address) and not source.startswith(HUB_PREFIX)
+    elsewhere = config.cluster.across_hosts and not source.startswith(HUB_PREFIX)
     chosen = "" if elsewhere and adapter == AUTO else adapter
     static, draft = model.static_shapes == "on" or split_device(model.device)[0] == "npu", isinstance(model, ModelDraft)
     try:

@@ -71,5 +71,5 @@ def _check_runtimes(config: ClusterConfig, file: SourceFile) -> None:
         with suppress(AdapterUnavailable):  # whoever looks for devices says so
             check_fault(model.source, NO_LORAS)
     except WrongLibrary as error:
-        if not (config.cluster.on_ray and config.cluster.address):  # other hosts have libraries of their own
+        if not config.cluster.across_hosts:  # other hosts have libraries of their own
             raise file.refuse(place, error) from error

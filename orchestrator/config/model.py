@@ -188,6 +188,11 @@ class ClusterSection(Section):
         """Whether workers are Ray actors."""
         return self.runtime == "ray" or (self.runtime == "auto" and bool(self.address))
 
+    @property
+    def across_hosts(self) -> bool:
+        """Whether workers may be on other hosts: of a Ray that is named."""
+        return self.on_ray and bool(self.address)
+
 
 class Store(Section):
     """Where prepared models are kept."""

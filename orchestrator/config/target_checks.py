@@ -252,8 +252,8 @@ def _check_cores(config: ClusterConfig, file: SourceFile) -> None:
     named += [((*at, "cores"), draft.cores) for at, draft in _list_models(config)]
     for at, model in list_split(config):
         named += [((*at, "shards", number, "cores"), shard.cores) for number, shard in enumerate(model.shards)]
-    here = not config.cluster.on_ray or not config.cluster.address
-    usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None
+    is_told = not config.cluster.across_hosts and hasattr(os, "sched_getaffinity")
+    usable = os.sched_getaffinity(0) if is_told else None
     for place, cores in named:
         if len(set(cores)) < len(cores):
             raise file.refuse(place, "names a core twice")
@@ -337,8 +337,7 @@ def _refuse_ranks(model: Target, decoder: DecoderSizes | None) -> str:
 def _find_missing_rank(config: ClusterConfig, model: Target) -> str:
     """Return why this machine has no device for the last rank; "" where it has, or nobody here can tell."""
     last = list_rank_devices(model.device, model.tensor_parallel)[-1]
-    elsewhere = config.cluster.on_ray and bool(config.cluster.address)
-    if elsewhere or split_device(last)[0] != CUDA_KIND:
+    if config.cluster.across_hosts or split_device(last)[0] != CUDA_KIND:
         return ""
     from adapters.device_memory import list_nvidia_memory  # loaded where ranks are on GPUs
 
@@ -351,7 +350,6 @@ def _find_missing_rank(config: ClusterConfig, model: Target) -> str:
 def _check_heads(config: ClusterConfig, decoder: DecoderSizes | None, file: SourceFile) -> None:
     """Refuse heads where the target's runtime keeps no hidden states, and heads of another model."""
     targets = [config.model, *(config.model.with_own(own) for _, own in _list_placements(config) if own.own_model)]
-    elsewhere = config.cluster.on_ray and bool(config.cluster.address)
     for at, draft in config.all_drafts:
         if not isinstance(draft, HeadDraft):
             continue
@@ -363,7 +361,7 @@ def _check_heads(config: ClusterConfig, decoder: DecoderSizes | None, file: Sour
             if target.shards or target.tensor_parallel > 1:
                 why = "needs all layers of its target in one process; leave shards and tensor_parallel out"
                 raise file.refuse((*at, "method"), why)
-        if elsewhere:
+        if config.cluster.across_hosts:
             continue  # each host has a directory of its own, and says so when it loads it
         try:
             head = read_head(file.resolve(draft.source))

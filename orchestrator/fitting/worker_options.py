@@ -97,7 +97,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         pid=PidSettings(**config.speculation.pid.model_dump()),
         low_acceptance_rate=config.speculation.low_acceptance_rate,
         objectives=objectives_of(config.slo),
-        across_hosts=_is_across_hosts(config),
+        across_hosts=config.cluster.across_hosts,
         predicted_depth=config.speculation.max_predicted_tokens,
         kv_disk_bytes=int(config.limits.kv_disk),
     )
@@ -235,7 +235,7 @@ def _endpoint_spec(name: str, options: EngineOptions, config: ClusterConfig, rep
         exactness=(replica.exactness or Exactness.KERNEL).value,
         max_running=replica.max_running or options.max_running,
     )
-    node = THIS_NODE if _is_across_hosts(config) else ""
+    node = THIS_NODE if config.cluster.across_hosts else ""
     return WorkerSpec(name, ENDPOINT_ENTRY, msgspec.to_builtins(endpoint), node=node, device=replica.endpoint)
 
 
@@ -281,7 +281,7 @@ def _shard_specs(target: str, model: ModelOptions, config: ClusterConfig) -> lis
             options=msgspec.to_builtins(
                 ShardWorkerOptions(
                     msgspec.structs.replace(whole, adapter=shard.adapter, device=shard.device, threads=threads),
-                    _is_across_hosts(config),
+                    config.cluster.across_hosts,
                 )
             ),
             node=shard.host,
@@ -303,15 +303,10 @@ def _list_further_devices(options: EngineOptions) -> list[str]:
     return [device for device in dict.fromkeys(devices) if device != model.device]
 
 
-def _is_across_hosts(config: ClusterConfig) -> bool:
-    """Return whether workers may have to reach each other from other machines."""
-    return config.cluster.on_ray and bool(config.cluster.address)
-
-
 def _count_reserved_cpus(config: ClusterConfig, threads: int) -> float:
     """Return what a worker keeps from other tenants of the Ray cluster that it joins: its threads, one where these are
     its runtime's choice."""
-    return float(threads or 1) if config.cluster.on_ray and config.cluster.address else 0.0
+    return float(threads or 1) if config.cluster.across_hosts else 0.0
 
 
 def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
@@ -335,13 +330,12 @@ def replica_draft_specs(options: EngineOptions, config: ClusterConfig) -> list[l
 
 def _draft_specs(options: EngineOptions, config: ClusterConfig, most_running: int) -> list[WorkerSpec]:
     shares = dict.fromkeys(list_draft_pools(config), config.model.most_replicas)
-    across_hosts = _is_across_hosts(config)
     return [
         WorkerSpec(
             name=draft.name,
             entry=DRAFT_ENTRY,
             options=msgspec.to_builtins(
-                DraftWorkerOptions(draft, most_running * shares.get(draft.name, 1), across_hosts)
+                DraftWorkerOptions(draft, most_running * shares.get(draft.name, 1), config.cluster.across_hosts)
             ),
             node=draft.remote.host,
             cores=draft.remote.cores,

@@ -10,7 +10,7 @@ from orchestrator.protocol.contract import Cluster
 
 def measuring_cluster(config: ClusterConfig) -> Cluster:
     """Return what runs measuring workers: the Ray cluster that is named, else processes of this machine."""
-    return build_cluster(config) if config.cluster.on_ray and config.cluster.address else local_cluster()
+    return build_cluster(config) if config.cluster.across_hosts else local_cluster()
 
 
 def local_cluster() -> Cluster:

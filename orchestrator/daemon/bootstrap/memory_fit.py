@@ -86,7 +86,7 @@ def refuse_misfits(config: ClusterConfig, path: Path, lines: Lines) -> None:
 
 def _is_here(config: ClusterConfig, model: Target | ModelDraft) -> bool:
     hosts = {placement.host for placement in model.placements} if isinstance(model, Target) else {model.host}
-    return not (config.cluster.on_ray and config.cluster.address) or THIS_NODE in hosts
+    return not config.cluster.across_hosts or THIS_NODE in hosts
 
 
 def list_memory_notes(config: ClusterConfig, path: Path, lines: Lines) -> list[str]:

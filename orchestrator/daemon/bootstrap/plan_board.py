@@ -69,7 +69,7 @@ class PlanBoard:
 
 def measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     """Yield the models that a configuration loads where it says. Raises what resolving them raises."""
-    own = THIS_NODE if not config.cluster.on_ray or not config.cluster.address else ""
+    own = THIS_NODE if not config.cluster.across_hosts else ""
     model = config.model
     replicas = [placement for placement in model.placements if not placement.is_endpoint]  # others' memory has these
     for placement in replicas:

@@ -96,7 +96,7 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
     if missing:
         raise ConfigError("\n".join(dict.fromkeys(missing)))
     warnings = [_refuse(path, lines, place, text) for place, text in _list_ray_problems(config)]
-    if config.cluster.on_ray and config.cluster.address and not warnings:
+    if config.cluster.across_hosts and not warnings:
         does = "can be kept here" if config.cluster.head else "answers"
         checked.append(f"Ray at {config.cluster.address} {does}")
     return Readiness(list(dict.fromkeys(checked)), warnings)
@@ -173,7 +173,7 @@ def _list_loads(config: ClusterConfig) -> Iterator[_Load]:
 
 
 def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
-    elsewhere = config.cluster.on_ray and bool(config.cluster.address)
+    elsewhere = config.cluster.across_hosts
     for target in config.targets:
         model = target.model
         here = not elsewhere or any(placement.host == THIS_NODE for placement in model.placements)

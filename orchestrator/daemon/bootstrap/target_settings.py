@@ -45,7 +45,7 @@ def build_terms(config: ClusterConfig) -> TargetTerms:
     """Return what holds for the target's requests."""
     speculation = config.speculation
     stores = tuple(draft.store for _, draft in config.all_drafts if isinstance(draft, IndexDraft))
-    elsewhere = config.cluster.on_ray and bool(config.cluster.address) and not config.planned
+    elsewhere = config.cluster.across_hosts and not config.planned
     price_per_hour = 0.0 if elsewhere else config.devices.price_per_hour  # on any node that is not what it costs
     return TargetTerms(
         AcceptanceBounds(speculation.acceptance, speculation.allow_tolerance, stores),

@@ -255,7 +255,7 @@ def remote_work(
 ) -> list[Work]:
     """Return the target on each of the wanted devices ("RUNTIME:DEVICE") of other nodes. Raises Unsupported for what is
     not named so, and where there is no cluster of several nodes."""
-    if not config.cluster.on_ray or not config.cluster.address:
+    if not config.cluster.across_hosts:
         raise Unsupported("--node goes with cluster.address, which this configuration has not")
     if not wanted or not all(":" in name for name in wanted):
         raise Unsupported("--node goes with --device RUNTIME:DEVICE: what other nodes have is not known here")
