@@ -11,11 +11,12 @@ import pytest
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.daemon.control.actions import TellUseless
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
-from orchestrator.daemon.control.loops.planner_port import DriftPolicy, StartPlan
+from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.planning.proposal import PlanProposal, build_proposal
 from orchestrator.protocol.contract import WorkerSpec
 from tests.control.test_plan_keeper import Clock, Making, Workers, name_workers, rounds_of_many, sample_for, until
 from tests.policies.test_running import plan
+from tests.support.profiles import drift_after
 
 
 def place_draft(found: PlanKeeper) -> str:
@@ -25,7 +26,7 @@ def place_draft(found: PlanKeeper) -> str:
 
 async def test_a_draft_leaves_a_device_that_others_take_and_returns_when_they_end(tmp_path):
     workers, clock = Workers(), Clock()
-    found = PlanKeeper(name_workers(plan(tmp_path, sim_ms=8.0)), workers, Making(), DriftPolicy(0.2, 3.0), clock)
+    found = PlanKeeper(name_workers(plan(tmp_path, sim_ms=8.0)), workers, Making(), drift_after(0.2, 3.0), clock)
     assert place_draft(found) == "here/CPU"
     sample_for(found, clock, 40, CPU=0.05)
     sample_for(found, clock, 12, CPU=0.9)
@@ -43,7 +44,7 @@ async def test_a_draft_leaves_a_device_that_others_take_and_returns_when_they_en
 
 async def test_a_draft_stays_where_no_other_place_is_better(tmp_path):
     workers, clock = Workers(), Clock(100.0)
-    found = PlanKeeper(name_workers(plan(tmp_path, sim_ms=8.0)), workers, Making(), DriftPolicy(0.2, 3.0), clock)
+    found = PlanKeeper(name_workers(plan(tmp_path, sim_ms=8.0)), workers, Making(), drift_after(0.2, 3.0), clock)
     sample_for(found, clock, 20, CPU=0.3)
     await until(found, 1)
     assert (workers.replaced, place_draft(found)) == ([], "here/CPU")
@@ -64,7 +65,7 @@ def keep(directory, workers: Workers, *, replicas: int, concurrency: int = 4, cl
     """Keep a plan with a draft on the CPU, which the target could be on as well. There may be so many replicas."""
     proposal = plan(directory, also_on_cpu_ms=20.0, most_replicas=replicas, concurrency=concurrency)
     running = replace(name_workers(with_entry(proposal, threads=1)), drafts=((DRAFT_WORKER,),))
-    return PlanKeeper(running, workers, DraftMaking(), DriftPolicy(9.0, 3.0, 0.0), clock or Clock(1000.0))
+    return PlanKeeper(running, workers, DraftMaking(), drift_after(9.0, 3.0, 0.0), clock or Clock(1000.0))
 
 
 async def test_the_device_of_a_draft_that_helps_nobody_becomes_a_replica(tmp_path):
@@ -101,7 +102,7 @@ async def test_a_draft_that_helps_nobody_rests_over_a_reload_unless_its_entry_is
     # Its place among the drafts, and what is accepted of it, are no part of the entry.
     wanted = name_workers(with_entry(kept.first, threads=threads, index=3, name="model-2", acceptance=(0.7,)))
     assert wanted.proposal.plan.replicas[0].draft is not None
-    after = PlanKeeper(await kept.adjust(wanted, Making()), Workers(), Making(), DriftPolicy(0.2, 3.0), Clock(1000.0))
+    after = PlanKeeper(await kept.adjust(wanted, Making()), Workers(), Making(), drift_after(0.2, 3.0), Clock(1000.0))
     after.succeed(kept, wanted.proposal)
     assert place_draft(after) == ("" if threads == 1 else "here/CPU")
     after.observe_profiles(wanted.proposal)

@@ -18,7 +18,7 @@ from orchestrator.daemon.control.actions import TellLacking, TellLoads, TellRefu
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
-from orchestrator.daemon.control.loops.planner_port import DriftPolicy, StartPlan
+from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.errors import WorkerError
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.models import model_at_hand
@@ -27,7 +27,7 @@ from orchestrator.planning.wanted import PlanRequest
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.rounds import Delta, RequestStats, RoundReport
 from policies.serving.drift import FIRST_PAUSE_S, PATIENCE
-from tests.support.profiles import store_simulated_profiles
+from tests.support.profiles import drift_after, store_simulated_profiles
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Making:
 
 def keeper(directory, row_ms, clock, workers, making=None, replicas=1, pause_s=FIRST_PAUSE_S) -> PlanKeeper:
     running = name_workers(first_plan(directory, row_ms, replicas))
-    return PlanKeeper(running, workers, making or Making(), DriftPolicy(0.2, 3.0, pause_s), clock)
+    return PlanKeeper(running, workers, making or Making(), drift_after(0.2, 3.0, pause_s), clock)
 
 
 def rounds(plan_keeper: PlanKeeper, count: int, ms: float, engine: int = 0) -> None:
@@ -132,7 +132,7 @@ def keeper_of_one_row_and_of_many(directory, clock, workers) -> PlanKeeper:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
     wanted_plan = PlanRequest(toy, (), True, Exactness.BIT, 1, 1, PlacementSection())
     running = name_workers(propose_here(wanted_plan, store, {}))
-    return PlanKeeper(running, workers, Making(), DriftPolicy(10.0, 1e9, FIRST_PAUSE_S), clock)
+    return PlanKeeper(running, workers, Making(), drift_after(10.0, 1e9, FIRST_PAUSE_S), clock)
 
 
 async def test_the_requests_at_once_that_its_own_rounds_have_decide(tmp_path):
@@ -168,7 +168,7 @@ def keeper_of_unlike(directory, workers, clock, prices, powers=(1.0, 1.0), **pla
     )
     wanted_plan = replace(first.request, placement=PlacementSection(**placement))
     running = name_workers(build_proposal(replace(first.cluster, devices=devices), wanted_plan, first.behind))
-    return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), clock)
+    return PlanKeeper(running, workers, Making(), drift_after(0.2, 3.0, FIRST_PAUSE_S), clock)
 
 
 async def until(plan_keeper: PlanKeeper, plans: int) -> None:
@@ -377,7 +377,7 @@ def keeper_of_disturbed(directory, workers, clock) -> PlanKeeper:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
     wanted_plan = PlanRequest(toy, (), True, Exactness.BIT, 8, 1, PlacementSection())
     running = name_workers(propose_here(wanted_plan, store, {}))
-    return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), clock)
+    return PlanKeeper(running, workers, Making(), drift_after(0.2, 3.0, FIRST_PAUSE_S), clock)
 
 
 async def test_what_others_took_while_a_profile_was_taken_is_no_reason_to_leave_its_device(tmp_path):
@@ -487,7 +487,7 @@ async def test_profiles_that_are_measured_meanwhile_make_another_plan_and_forget
 async def test_a_plan_by_a_disturbed_profile_says_so_until_it_is_measured_again(tmp_path):
     workers = Workers()
     running = name_workers(first_plan(tmp_path / "first", {"SIM": 2.0}, others=0.5))
-    plan_keeper = PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), Clock())
+    plan_keeper = PlanKeeper(running, workers, Making(), drift_after(0.2, 3.0, FIRST_PAUSE_S), Clock())
     (told,) = plan_keeper.view().doubts
     assert told == "here/SIM: the profile of toy in simulated: other programs took 50% of it while it was measured"
     assert running.proposal.plan.replicas[0].prediction.error == pytest.approx(0.52)
@@ -667,7 +667,7 @@ async def test_what_was_refused_is_tried_again_when_workers_are_started_in_anoth
     refuse(plan_keeper)
     assert await plan_keeper.wait_planned()
     adjusted = await plan_keeper.adjust(name_workers(first.proposal, way), Making(way))
-    after = PlanKeeper(adjusted, Workers(), Making(way), DriftPolicy(0.2, 3.0), Clock())
+    after = PlanKeeper(adjusted, Workers(), Making(way), drift_after(0.2, 3.0), Clock())
     after.succeed(plan_keeper, first.proposal)
     after.observe_profiles(first.proposal)
     assert await after.wait_planned()

@@ -6,12 +6,11 @@ from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
-from orchestrator.daemon.control.loops.planner_port import DriftPolicy
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanProposal, propose_here
 from orchestrator.planning.wanted import PlanRequest, ReplicaDemand
 from tests.control.test_plan_keeper import Clock, Making, Workers, name_workers, until
-from tests.support.profiles import store_simulated_profiles
+from tests.support.profiles import drift_after, store_simulated_profiles
 
 
 def propose(directory, row_ms, *, most=1, least=1, concurrency=1) -> PlanProposal:
@@ -23,7 +22,7 @@ def propose(directory, row_ms, *, most=1, least=1, concurrency=1) -> PlanProposa
 
 
 def keeper(directory, row_ms, workers: Workers) -> PlanKeeper:
-    return PlanKeeper(name_workers(propose(directory, row_ms)), workers, Making(), DriftPolicy(0.2, 3.0), Clock())
+    return PlanKeeper(name_workers(propose(directory, row_ms)), workers, Making(), drift_after(0.2, 3.0), Clock())
 
 
 def devices(found: PlanKeeper) -> list[str]:

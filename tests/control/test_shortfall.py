@@ -19,7 +19,6 @@ from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
-from orchestrator.daemon.control.loops.planner_port import DriftPolicy
 from orchestrator.daemon.control.port import StateView, UnmetWish
 from orchestrator.daemon.control.replicas.shortfall import (
     count_out,
@@ -40,6 +39,7 @@ from tests.control.test_controller import PROMPT, at_once, decode
 from tests.control.test_plan_keeper import Clock, Making, Workers, first_plan, name_workers
 from tests.control.test_replicas import LIMITS
 from tests.support import engines
+from tests.support.profiles import drift_after
 from tests.support.waiting import until_async
 
 
@@ -122,7 +122,7 @@ async def test_a_draft_worker_that_cannot_start_is_named() -> None:
 
 async def test_what_serves_of_a_plan_is_what_its_replicas_reach_that_are_ready(tmp_path) -> None:
     proposal = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 2.1}, replicas=2)
-    keeper = PlanKeeper(name_workers(proposal), Workers(), Making(), DriftPolicy(0.2, 3.0), Clock())
+    keeper = PlanKeeper(name_workers(proposal), Workers(), Making(), drift_after(0.2, 3.0), Clock())
     async with start_control(name_worker("good"), name_worker("bad", fail_start="final")) as control:
         control.views.plan_view = keeper.view
         await until_async(lambda: any(map(find_out_reason, control.view().replicas)))

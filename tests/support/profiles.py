@@ -9,8 +9,15 @@ from adapters.model_digests import digest_simulated_model
 from device_profiles.cost import StepCost
 from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel, RoundOverhead, fingerprint
 from device_profiles.store import ProfileStore
+from orchestrator.config.placement import PlacementSection
 
 GIB = 1 << 30
+
+
+def drift_after(tolerance: float, after_s: float, pause_s: float = 30.0) -> PlacementSection:
+    """Return when a running plan is made anew: `tolerance` off for so long, and not before so long a pause."""
+    changes = {"drift_tolerance": tolerance, "drift_after_s": after_s, "replan_pause_s": pause_s}
+    return PlacementSection().model_copy(update=changes)
 
 
 def store_simulated_profiles(

@@ -40,7 +40,7 @@ from orchestrator.daemon.bootstrap.target_change import (
     list_plan_workers,
     move_workers,
 )
-from orchestrator.daemon.bootstrap.target_settings import build_control_limits, build_drift_policy, build_terms
+from orchestrator.daemon.bootstrap.target_settings import build_control_limits, build_terms
 from orchestrator.daemon.bootstrap.tokenizers import TargetTokenizers
 from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.daemon.control.controller import TargetControl
@@ -189,8 +189,7 @@ class TargetLife:
         self._follow_keeper(self._build_keeper(planned, self.config))
 
     def _build_keeper(self, planned: StartPlan, config: ClusterConfig) -> PlanKeeper:
-        policy = build_drift_policy(config)
-        return PlanKeeper(planned, self.control, self._build_making(config), policy, self._ground.clock)
+        return PlanKeeper(planned, self.control, self._build_making(config), config.placement, self._ground.clock)
 
     def _build_making(self, config: ClusterConfig) -> PlanMaking:
         return PlanMaking(config, self._base, self._list_taken)

@@ -7,7 +7,6 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.api.metrics.goodput_series import HourlyPrice
 from orchestrator.daemon.api.served import TargetTerms
 from orchestrator.daemon.api.translate import AcceptanceBounds
-from orchestrator.daemon.control.loops.planner_port import DriftPolicy
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.fitting.worker_options import objectives_of
 from policies.serving.failover.standby import FailoverRules
@@ -32,13 +31,6 @@ def build_control_limits(config: ClusterConfig) -> ControlLimits:
         hysteresis=routing.hysteresis,
         smoothing=config.placement.load_smoothing,
     )
-
-
-def build_drift_policy(config: ClusterConfig) -> DriftPolicy:
-    """Return when a running plan is made anew."""
-    placement = config.placement
-    pauses = (placement.replan_pause_s, placement.load_lasts_s)
-    return DriftPolicy(placement.drift_tolerance, placement.drift_after_s, *pauses)
 
 
 def build_terms(config: ClusterConfig) -> TargetTerms:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from device_profiles.device_load import DeviceLoad
 from orchestrator.clock import Clock
+from orchestrator.config.placement import PlacementSection
 from orchestrator.daemon.control.actions import (
     TellHealth,
     TellLacking,
@@ -24,7 +25,7 @@ from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.loops.load_watch import LoadWatch
 from orchestrator.daemon.control.loops.plan_choice import refuse_idle_growth, weigh_move
 from orchestrator.daemon.control.loops.plan_obstacles import Place, PlanObstacles, find_places
-from orchestrator.daemon.control.loops.planner_port import DriftPolicy, PlanExecutor, Planner, StartPlan
+from orchestrator.daemon.control.loops.planner_port import PlanExecutor, Planner, StartPlan
 from orchestrator.daemon.control.loops.prediction_watch import DecodeRound, PredictionWatch
 from orchestrator.daemon.control.loops.profile_watch import ProfileWatch
 from orchestrator.daemon.control.port import PlanView, ReplicaView
@@ -58,7 +59,7 @@ class PlanKeeper:
     measured when nobody asks, for people."""
 
     def __init__(
-        self, running: StartPlan, control: PlanExecutor, making: Planner, policy: DriftPolicy, clock: Clock
+        self, running: StartPlan, control: PlanExecutor, making: Planner, policy: PlacementSection, clock: Clock
     ) -> None:
         self._first = running.proposal
         self._running = running
@@ -108,7 +109,7 @@ class PlanKeeper:
 
     def succeed(self, before: PlanKeeper, first: PlanProposal) -> None:
         """Know of costs and devices what another keeper knew. `first`: what the running plan was adjusted from."""
-        self._watch.profiles = ProfileWatch(first, self._policy.tolerance, self._policy.marked_after_s)
+        self._watch.profiles = ProfileWatch(first, self._policy.drift_tolerance, self._policy.drift_after_s)
         self._watch.take_requests(before._watch)
         self._corrections = dict(before._corrections)
         self._health = dict(before._health)
@@ -313,7 +314,7 @@ class PlanKeeper:
 
     def _find_left_s(self) -> float:
         """Return for how long the running plan is to be kept yet."""
-        pause_s = drift.pause_s(self._recent, self._policy.pause_s)
+        pause_s = drift.pause_s(self._recent, self._policy.replan_pause_s)
         return pause_s - (self._clock.monotonic_s() - self._planned_s)
 
     def _begin(self, planning: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
@@ -421,7 +422,7 @@ class PlanKeeper:
         self._corrections |= {key: self._corrections.get(key, 1.0) * ratio for key in keys}
         _log.warning(
             "rounds on %s take %.2f times what was predicted (tolerance %g): planning again",
-            *(", ".join(shard.device for shard in shards), ratio, self._policy.tolerance),
+            *(", ".join(shard.device for shard in shards), ratio, self._policy.drift_tolerance),
         )
         # What the running plan reaches, as far as it is known: replicas that run alike have drifted alike.
         reached = [
@@ -445,7 +446,7 @@ class PlanKeeper:
         one reaches; None: as is predicted for it on devices as they are now. Raises OutriderError as `_take` does."""
         now_s = self._clock.monotonic_s()
         self._plans += 1
-        self._recent = drift.count_recent(self._recent, now_s - self._planned_s, self._policy.pause_s) + 1
+        self._recent = drift.count_recent(self._recent, now_s - self._planned_s, self._policy.replan_pause_s) + 1
         self._planned_s = now_s
         first = self.asked_now
         self._requests = first.request.placement.concurrency

@@ -11,7 +11,6 @@ from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.planning.correction import Corrections, Key
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.protocol.contract import WorkerSpec
-from policies.serving import drift
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +55,3 @@ class Planner(Protocol):
         """Note that a target's profile does not hold: rounds take `ratio` times what it predicts. Returns that in a
         line, with when it is measured again."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class DriftPolicy:
-    """How far rounds may be from what is predicted, as a share of it, and for how long, in time of rounds, before a
-    profile is marked as drifted. `pause_s`: between the first two plans that are made anew. `load_lasts_s`: for how
-    long other programs take more of a device than planned, or less, before that is a reason to plan."""
-
-    tolerance: float
-    marked_after_s: float
-    pause_s: float = drift.FIRST_PAUSE_S
-    load_lasts_s: float = 10.0

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from device_profiles.units import MS_PER_S
-from orchestrator.daemon.control.loops.planner_port import DriftPolicy
+from orchestrator.config.placement import PlacementSection
 from orchestrator.daemon.control.loops.profile_watch import ProfileWatch
 from orchestrator.planning.correction import Key, key_of, scale_option
 from orchestrator.planning.proposal import PlanProposal
@@ -35,9 +35,9 @@ class PredictionWatch:
     """Of one running plan. `places`: the number in the plan of each replica, by the replica's own. `profiles` compares
     rounds with the profiles themselves, corrections left out."""
 
-    def __init__(self, running: PlanProposal, policy: DriftPolicy) -> None:
-        self.profiles = ProfileWatch(running, policy.tolerance, policy.marked_after_s)
-        self._tolerance = policy.tolerance
+    def __init__(self, running: PlanProposal, policy: PlacementSection) -> None:
+        self.profiles = ProfileWatch(running, policy.drift_tolerance, policy.drift_after_s)
+        self._tolerance = policy.drift_tolerance
         self._workload = running.wanted.workload
         self._costs = _list_costs(running)
         self.drifts = [Drift() for _ in self._costs]
