@@ -21,6 +21,7 @@ from typing import Any
 
 from adapters.boot_id import read_boot_id
 from adapters.content_digest import EachChunk, file_identity, hash_file, ignore_chunk
+from device_profiles.whole_file import replace_file
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
@@ -165,13 +166,8 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 
 def _write_note(path: Path, note: dict[str, Any]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    with suppress(OSError):
-        try:
-            draft.write_text(json.dumps(note), encoding="utf-8")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+    with suppress(OSError), replace_file(path) as file:
+        file.write(json.dumps(note).encode())
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +13,7 @@ from blake3 import blake3
 
 from adapters.contract import ModelRefused, Progress
 from device_profiles.units import MIB
+from device_profiles.whole_file import replace_file
 
 _CHUNK_BYTES = MIB
 _DIGEST_BYTES = 16
@@ -117,14 +116,10 @@ class DigestCache:
 
     def _remember(self, key: str, entry: dict[str, Any]) -> None:
         # Two processes that write at once can lose one entry; the loser hashes once more, which is harmless.
-        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                draft.write_text(json.dumps(self._read() | {key: entry}, indent=1), encoding="utf-8")
-                draft.replace(self._path)
-            finally:
-                draft.unlink(missing_ok=True)
+            with replace_file(self._path) as file:
+                file.write(json.dumps(self._read() | {key: entry}, indent=1).encode())
 
 
 def _join_digests(digests: dict[str, str]) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +20,7 @@ from device_profiles.link import LinkProfile
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.memory import MeasuredMemory
 from device_profiles.numerical_class import MeasuredClasses
+from device_profiles.whole_file import replace_file
 
 SCHEMA = 4
 """Grows with every change of what files hold; an older file is measured again."""
@@ -75,17 +74,8 @@ class ProfileStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"schema": SCHEMA, **dataclasses.asdict(value)}, indent=1) + "\n"
         text = _NUMBERS.sub(lambda match: " ".join(match.group().split()), text)  # a list of numbers is a line
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".new", dir=path.parent)
-        draft = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        with replace_file(path, 0o600, sync=True) as file:
+            file.write(text.encode())
         return path
 
     def mark_drifted(self, seen: MeasuredModel, how: str) -> bool:

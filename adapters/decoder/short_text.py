@@ -18,6 +18,7 @@ from adapters.contract import ModelRefused, Precision
 from adapters.decoder.reference import Reference, Rows, TextCache
 from adapters.decoder.source import open_source
 from adapters.parent_process import end_with_parent
+from device_profiles.whole_file import replace_file
 
 # Given; the reference says the rest, so that it is text of the model's own (ADR 0040).
 _SEED_TOKENS = 4
@@ -57,9 +58,8 @@ def seed_tokens(size: int) -> tuple[list[int], int]:
 
 def save_short_text(text: ShortText, target: Path) -> None:
     """Write a text, whole or not at all. Raises OSError."""
-    draft = target.with_name(f".{target.name}.new")
-    draft.write_text(json.dumps(asdict(text)), encoding="utf-8")
-    draft.replace(target)
+    with replace_file(target) as file:
+        file.write(json.dumps(asdict(text)).encode())
 
 
 def read_short_text(path: Path) -> ShortText | None:

@@ -26,6 +26,7 @@ from adapters.artefact import KEPT_SUFFIX
 from adapters.decoder.spec import Tensor
 from adapters.source_meter import SourceMeter
 from device_profiles.units import MIB
+from device_profiles.whole_file import replace_file
 
 _CHUNK_BYTES: Final = 4 * MIB  # of a digest. Not tuned.
 
@@ -209,7 +210,6 @@ def _read_journal(path: Path, identity: object) -> Iterator[Part]:
 
 
 def _write_journal(path: Path, identity: object, parts: Iterable[Part]) -> None:
-    draft = path.with_name(f".{path.name}.new")
     lines = [json.dumps(identity), *(json.dumps(asdict(part)) for part in parts)]
-    draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    draft.replace(path)
+    with replace_file(path) as file:
+        file.write("".join(f"{line}\n" for line in lines).encode())

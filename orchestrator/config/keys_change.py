@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from filelock import FileLock, Timeout
 
+from device_profiles.whole_file import replace_file
 from orchestrator.config.keys_file import KeyLine, KeyRecord, Scope, check_name, hash_key, parse_keys
 from orchestrator.errors import ConfigError
 
@@ -113,14 +114,9 @@ def _changing(path: Path, *, must_exist: bool = False) -> Iterator[tuple[str, li
 def _write(path: Path, text: str, about: os.stat_result | None) -> None:
     """Replace the file. A new one belongs to the directory's group, so that a service whose directory it is reads
     it."""
-    beside = path.with_name(f".{path.name}.new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+    with replace_file(path, 0o600, sync=True) as out:
         owner = (about.st_uid, about.st_gid) if about is not None else (-1, path.parent.stat().st_gid)
         if os.geteuid() == 0:
             os.fchown(out.fileno(), *owner)
         os.fchmod(out.fileno(), about.st_mode & 0o770 if about is not None else _MODE)
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    beside.replace(path)
+        out.write(text.encode())

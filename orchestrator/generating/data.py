@@ -22,6 +22,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from device_profiles.whole_file import replace_file
 from orchestrator.errors import OutriderError
 
 TARGET_FILE = "target.json"
@@ -91,8 +92,7 @@ class Shards:
     def add(self, texts: Sequence[Text]) -> Path:
         """Write one file more, whole or not at all."""
         path = self.directory / f"texts-{len(self.paths()):05d}.npz"
-        draft = path.with_suffix(".part")
-        with draft.open("wb") as file:
+        with replace_file(path) as file:
             np.savez_compressed(
                 file,
                 numbers=np.array([text.number for text in texts], np.int64),
@@ -102,7 +102,6 @@ class Shards:
                 top_ids=np.concatenate([text.top_ids for text in texts]),
                 top_logs=np.concatenate([text.top_logs for text in texts]),
             )
-        draft.replace(path)
         return path
 
     def texts(self) -> Iterator[Text]:

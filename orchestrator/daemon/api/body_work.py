@@ -27,6 +27,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from adapters.boot_id import read_boot_id
+from device_profiles.whole_file import replace_file
 from orchestrator.clock import Clock
 from orchestrator.daemon.control.health.blame import NO_RETRY
 from orchestrator.daemon.control.port import QuarantinedView
@@ -324,10 +325,9 @@ class DeadlyBodies:
         if self._directory is None:
             return
         self._record.boot = read_boot_id()
-        fresh = self._record_path.with_suffix(".new")
         try:
-            fresh.write_bytes(msgspec.json.encode(self._record))
-            fresh.replace(self._record_path)
+            with replace_file(self._record_path) as file:
+                file.write(msgspec.json.encode(self._record))
         except OSError as error:
             _log.warning("the record of requests that ended the daemon cannot be written", reason=error.strerror)
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final, Literal
 
+from device_profiles.whole_file import replace_file
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError, OutriderError
 
@@ -135,14 +136,11 @@ def find_systemd_version(root: Path) -> int | None:
 def write_file(root: Path, file: ServiceFile) -> None:
     """Write one file, whole or not at all. Raises ServiceError."""
     path = below(root, file.path)
-    beside = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, file.mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+        with replace_file(path, file.mode) as out:
             os.fchmod(out.fileno(), file.mode)
-            out.write(file.text)
-        beside.replace(path)
+            out.write(file.text.encode())
     except OSError as error:
         raise ServiceError(f"{path}: {error.strerror}; run it as root (sudo), or with --root DIR") from error
 

@@ -9,11 +9,12 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from numpy.typing import NDArray
+
+from device_profiles.whole_file import replace_file
 
 _LENGTH = struct.Struct("<I")
 _ALIGN = 64  # a cache line; mapped arrays begin on one
@@ -37,17 +38,10 @@ def write_mapped_file(path: Path, mark: bytes, header: msgspec.Struct, arrays: I
     """Write a file in place of what stands there, readable for its owner alone. Raises OSError."""
     body = msgspec.json.encode(header)
     begin = mark + _LENGTH.pack(len(body)) + body
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        try:
-            file.write(begin + bytes(-len(begin) % _ALIGN))
-            for array in arrays:
-                file.write(array.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    with replace_file(path, 0o600, sync=True) as file:
+        file.write(begin + bytes(-len(begin) % _ALIGN))
+        for array in arrays:
+            file.write(array.tobytes())
 
 
 @dataclass(frozen=True, slots=True)

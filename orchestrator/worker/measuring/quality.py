@@ -34,6 +34,7 @@ from adapters.model_store import ModelStore
 from adapters.quality import add_quality, log_probabilities
 from device_profiles.profile import DRAFT
 from device_profiles.units import human_bytes
+from device_profiles.whole_file import replace_file
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.loading.prepared import OnProgress
@@ -105,9 +106,8 @@ def reference_texts(
         )
     with threadpool_limits(limits=1, user_api="blas"):  # on busy cores several threads took six times as long
         texts = _answer_prompts(Reference(weights), prompts, progress)
-    draft = kept.with_name(f".{kept.name}.new")
-    draft.write_text(json.dumps(asdict(texts)), encoding="utf-8")
-    draft.replace(kept)
+    with replace_file(kept) as file:
+        file.write(json.dumps(asdict(texts)).encode())
     return texts
 
 

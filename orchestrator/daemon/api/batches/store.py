@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from device_profiles.whole_file import replace_file
 from orchestrator.clock import Clock
 from orchestrator.config.model import BatchesSection
 from orchestrator.daemon.api.batches.records import BatchRecord, CreateBatch, FileRecord
@@ -161,13 +162,8 @@ class BatchStore:
 
     def save(self, record: FileRecord | BatchRecord) -> None:
         """Write a record. Raises OSError."""
-        path = self._directory / f"{record.id}.json"
-        fresh = path.with_suffix(".json.new")
-        with open(fresh, "wb", opener=_open_private) as file:
+        with replace_file(self._directory / f"{record.id}.json", 0o600, sync=True) as file:
             file.write(msgspec.json.encode(record))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
         sync_directory(self._directory)
 
 

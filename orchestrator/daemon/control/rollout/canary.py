@@ -7,7 +7,6 @@ way. Figures are folded in until something is decided; from then on every new re
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import isfinite
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from device_profiles.whole_file import replace_file
 from orchestrator.clock import Clock
 from orchestrator.daemon.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, StateView, TrialDecision, TrialView
 from orchestrator.daemon.control.state import FAILED, STARTING
@@ -96,11 +96,10 @@ class TrialFile:
             return None
 
     def write(self, state: TrialState) -> None:
-        draft = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(msgspec.json.encode(state))
-            os.replace(draft, self._path)
+            with replace_file(self._path) as file:
+                file.write(msgspec.json.encode(state))
         except OSError as error:
             _log.warning("the canary's trial is not kept: %s: %s", self._path, error.strerror or error)
 

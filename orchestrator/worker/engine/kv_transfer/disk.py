@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from adapters.device_memory import read_host_memory
 from adapters.errors import CapacityError, Unsupported
+from device_profiles.whole_file import replace_file
 from orchestrator.durable import is_full
 from orchestrator.side_lane import SideLane
 from orchestrator.worker.engine.kv_transfer.mover import LEAST_FREE_BYTES, KvMover
@@ -165,18 +166,14 @@ class KvDisk:
         for part in parts:
             crc = zlib.crc32(part.data, crc)
         head = msgspec.msgpack.encode(_Head(tokens, length, crc))
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room(length)
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with replace_file(path, 0o600) as file:
                 file.write(_MAGIC + len(head).to_bytes(_NUMBER_BYTES, "big") + head)
                 for part in parts:
                     file.write(part.data)
-            draft.replace(path)
         except OSError as error:
-            with suppress(OSError):
-                draft.unlink()
             why = "the disk is full" if is_full(error) else error.strerror or str(error)
             sys.stderr.write(f"{path}: the beginning of a prompt is not kept: {why}\n")
 
