@@ -181,11 +181,10 @@ class ScriptedControl:
 def api_settings(**settings: Any) -> ApiSettings:
     """Return the settings of an API, by keys of the sections `limits` and `api`, and by its own fields."""
     settings = {"max_body": 65_536} | settings
-    limits, api = (
-        section().model_copy(update={name: settings.pop(name) for name in section.model_fields.keys() & settings})
-        for section in (Limits, Api)
+    of_limits, of_api = (
+        {name: settings.pop(name) for name in section.model_fields.keys() & settings} for section in (Limits, Api)
     )
-    return ApiSettings(limits, api, **settings)
+    return ApiSettings(Limits().model_copy(update=of_limits), Api().model_copy(update=of_api), **settings)
 
 
 def app_over(

@@ -356,7 +356,7 @@ async def test_where_none_are_kept_a_request_that_needs_it_is_told():
 
 def test_what_is_kept_is_bounded_by_count_bytes_and_time():
     clock = HandClock()
-    few = Api(stored_responses=3, stored_responses_memory="100 B", stored_responses_s=10.0)
+    few = Api.model_validate({"stored_responses": 3, "stored_responses_memory": "100 B", "stored_responses_s": 10.0})
     store = ResponseStore(few, clock)
     for number in range(5):
         store.put("me", str(number), b"x" * 10, b"y" * 10)

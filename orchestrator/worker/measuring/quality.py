@@ -106,8 +106,8 @@ def reference_texts(
         )
     with threadpool_limits(limits=1, user_api="blas"):  # on busy cores several threads took six times as long
         texts = _answer_prompts(Reference(weights), prompts, progress)
-    with replace_file(kept) as file:
-        file.write(json.dumps(asdict(texts)).encode())
+    with replace_file(kept) as kept_file:
+        kept_file.write(json.dumps(asdict(texts)).encode())
     return texts
 
 
