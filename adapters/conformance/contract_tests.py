@@ -57,7 +57,8 @@ def test_the_best_logits_are_those_of_whole_rows(model: LoadedModel) -> None:
         ids, given = result.best.ids, result.best.logits
         assert len(ids) == 9
         assert ids.shape[1] >= min(count, whole.shape[1])
-        assert (ids.dtype, given.dtype) == (np.uint32, np.float32)
+        assert ids.dtype == np.uint32
+        assert given.dtype == np.float32
         assert np.array_equal(ids, np.argsort(-rows, axis=1, kind="stable")[:, : ids.shape[1]])
         assert np.array_equal(bits(given), bits(np.take_along_axis(rows, ids, axis=1)))
         shares = np.exp((rows[:8] - rows[:8].max(axis=1, keepdims=True)).astype(np.float64) / 0.7)

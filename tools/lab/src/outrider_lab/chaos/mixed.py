@@ -164,10 +164,10 @@ class MixedBench:
                 rows.append(row)
                 self.tell(_describe(row))
             full = _LOAD * _PLACES * len(pool)
-            shares = measure_tokens_per_s(served, full, tokens, _SETTLED * self.load.seconds)
-            rows[-1] |= {"loaded_requests": full, "loaded_tokens_per_s": sum(shares.values())}
-            parts = ", ".join(f"{rate:.1f}" for rate in shares.values())
-            self.tell(f"{full} at once, tokens/s: the pool {sum(shares.values()):.1f} ({parts})")
+            loaded = measure_tokens_per_s(served, full, tokens, _SETTLED * self.load.seconds)
+            rows[-1] |= {"loaded_requests": full, "loaded_tokens_per_s": sum(loaded.values())}
+            parts = ", ".join(f"{rate:.1f}" for rate in loaded.values())
+            self.tell(f"{full} at once, tokens/s: the pool {sum(loaded.values()):.1f} ({parts})")
         return rows
 
     def _break_members(self) -> dict[str, Any]:
