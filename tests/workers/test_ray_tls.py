@@ -32,6 +32,7 @@ async def serve(variables: dict[str, str] | None) -> AsyncIterator[int]:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=variables["RAY_TLS_CA_CERT"])
         context.load_cert_chain(variables["RAY_TLS_SERVER_CERT"], variables["RAY_TLS_SERVER_KEY"])
         context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 does by itself
         context.set_alpn_protocols(["h2"])
 
     async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
