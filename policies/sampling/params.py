@@ -51,7 +51,7 @@ class BestRows(NamedTuple):
     masses: NDArray[np.float32]
     read: Callable[[int], Row]
 
-    def find(self, index: int) -> BestRow:
+    def take_row(self, index: int) -> BestRow:
         return BestRow(self.ids[index], float(self.masses[index]), partial(self.read, index))
 
     def cut(self, first: int, end: int) -> BestRows:

@@ -252,7 +252,7 @@ def verify_coupled_drafts(drafts: Sequence[CoupledDraft]) -> list[VerifiedDraft]
 
 
 def _next(draft: CoupledDraft, taken: int) -> tuple[Row, BestRow | None, Sampling, int]:
-    best = None if draft.best is None else draft.best.find(taken)
+    best = None if draft.best is None else draft.best.take_row(taken)
     return draft.rows[taken], best, draft.sampling, draft.position + taken
 
 
