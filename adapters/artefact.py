@@ -21,7 +21,7 @@ from typing import Any
 
 from adapters.boot_id import read_boot_id
 from adapters.content_digest import EachChunk, file_identity, hash_file, ignore_chunk
-from device_profiles.whole_file import replace_file
+from device_profiles.whole_file import UNFINISHED_SUFFIX, replace_file
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
@@ -58,6 +58,8 @@ def write_manifest(
     def find_digest(path: Path) -> str:
         return (path.is_symlink() and recall(path.resolve())) or hash_file(path, each_chunk)
 
+    for path in directory.rglob(f"*{UNFINISHED_SUFFIX}"):
+        path.unlink()  # whose writer was killed
     files = {
         path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake3": find_digest(path)}
         for path in sorted(directory.rglob("*"))

@@ -16,6 +16,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -144,8 +145,9 @@ def is_outdated() -> bool:
     library, directory = find_fork_build(), find_build_directory()
     if library is None or library.parent != directory:
         return False
-    stamp = directory / _STAMP
-    return not stamp.is_file() or stamp.read_text(encoding="utf-8") != digest_sources()
+    with suppress(OSError):
+        return (directory / _STAMP).read_bytes() != digest_sources().encode()
+    return True
 
 
 def edit_sources(directory: Path, edits: tuple[Edit, ...] = EDITS) -> None:

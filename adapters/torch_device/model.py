@@ -6,8 +6,9 @@ not depend on the other rows. `kernel` runs the shapes that come.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +22,7 @@ from adapters.contract import (
     KvLayout,
     LayerRange,
     LoadOptions,
+    Logits,
     NumericalClass,
     OutOfMemory,
     Precision,
@@ -177,7 +179,7 @@ class TorchModel(PooledModel):
             numbers = [-self._pool.find_root(segment.slot) for segment in batch for _ in segment.tokens]
             self._lora_rows.set_numbers(np.array(numbers + [0] * (len(plan.ids) - len(numbers)), np.int64))
         try:
-            return self._runner.run(plan, hidden)
+            result = self._runner.run(plan, hidden)
         except DeviceLost:
             self.close()
             raise
@@ -188,6 +190,16 @@ class TorchModel(PooledModel):
             else:
                 self.close()
             raise failure from error
+        if result.best is None:
+            return result
+        return replace(result, best=result.best._replace(read_row=partial(self._read_row, result.best.read_row)))
+
+    def _read_row(self, read_row: Callable[[int], Logits], row: int) -> Logits:
+        try:
+            return read_row(row)
+        except RuntimeError as error:
+            self.close()
+            raise classify_torch_failure(error) from error
 
     def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
         if self._memory is None:

@@ -134,7 +134,8 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
     writes = np.full(rows, pool.total * pool.block_tokens, np.int64)
     sources = np.zeros(rows, np.int64)
     tiles: list[Indices] = []
-    wanted: tuple[list[Indices], list[Indices]] = ([], [])
+    whole: list[Indices] = []
+    few: list[Indices] = []
     groups: list[Group] = []
     at = tiled = 0
     for segment in batch:
@@ -150,10 +151,10 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
         sources[own] = tiled + np.arange(size)
         first = groups[-1].stop if groups else 0
         groups.append(Group(first, first + parts, tile, _pad_table(table, shapes.key_blocks, pool.total + 1)[None]))
-        wanted[segment.best > 0].append(at + np.arange(*segment.rows))
+        (few if segment.best else whole).append(at + np.arange(*segment.rows))
         at += size
         tiled += parts * tile
-    wanted_rows = np.concatenate([rows for some in wanted for rows in some])
+    wanted_rows = np.concatenate([*whole, *few])
     heads = shapes.pad_rows(len(wanted_rows))
     return ForwardPlan(
         ids=ids,
@@ -163,7 +164,7 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
         sources=sources,
         wanted=np.concatenate([wanted_rows, np.zeros(heads - len(wanted_rows), np.int64)]),
         wanted_count=len(wanted_rows),
-        whole_count=sum(map(len, wanted[0])),
+        whole_count=sum(map(len, whole)),
         best=max((segment.best for segment in batch if segment.rows[0] < segment.rows[1]), default=0),
         scales=_list_scales(batch) if any(segment.temperature for segment in batch) else None,
         token_count=count,

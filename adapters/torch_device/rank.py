@@ -35,7 +35,7 @@ def serve_rank(link: Link) -> None:
     link.send(part.memory.list_page_bytes()[0])
     while True:
         call: Call = link.receive()
-        match call.deed:
+        match call.operation:
             case "connect":
                 group.connect(job.meeting, device, job.patience_s)
                 link.send(None)
@@ -47,7 +47,7 @@ def serve_rank(link: Link) -> None:
                 cache, blocks, pages = call.arguments
                 part.memory.write_blocks(cache, blocks, torch.from_numpy(pages))
             case "copy" | "erase":
-                getattr(part.memory, call.deed)(*call.arguments)
+                getattr(part.memory, call.operation)(*call.arguments)
 
 
 def _end_with_link(own: socket.socket) -> None:

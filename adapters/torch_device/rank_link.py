@@ -42,7 +42,7 @@ class RankJob:
     patience_s: float
 
 
-Deed = Literal["connect", "run", "copy", "erase", "read_blocks", "write_blocks"]
+Operation = Literal["connect", "run", "copy", "erase", "read_blocks", "write_blocks"]
 """To meet the other ranks, once all have loaded; ForwardRunner's `run`, or what KvPool does with blocks."""
 
 
@@ -50,7 +50,7 @@ Deed = Literal["connect", "run", "copy", "erase", "read_blocks", "write_blocks"]
 class Call:
     """What a rank is to do with its part, in the order of the calls. "connect" and "read_blocks" are answered."""
 
-    deed: Deed
+    operation: Operation
     arguments: tuple[Any, ...] = ()
 
 

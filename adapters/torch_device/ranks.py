@@ -28,7 +28,7 @@ from adapters.torch_device.model import KvMemory, PlanRunner
 from adapters.torch_device.parts import LoadedPart, load_part
 from adapters.torch_device.plan import ForwardPlan
 from adapters.torch_device.rank_group import GroupBroken, RankGroup
-from adapters.torch_device.rank_link import Call, Deed, Link, RankFailed, RankJob, RankPlace
+from adapters.torch_device.rank_link import Call, Link, Operation, RankFailed, RankJob, RankPlace
 from adapters.torch_device.runner import ForwardRunner
 
 PATIENCE_S = 10.0
@@ -123,19 +123,19 @@ class Ranks:
             for process in self.processes:
                 process.on_end = self.group.abort
 
-    def post(self, deed: Deed, *arguments: Any) -> None:
+    def post(self, operation: Operation, *arguments: Any) -> None:
         """Let all do something. Raises DeviceLost."""
         for process in self.processes:
-            self._send(process, Call(deed, arguments))
+            self._send(process, Call(operation, arguments))
 
-    def ask(self, rank: int, deed: Deed, *arguments: Any) -> Any:
+    def ask(self, rank: int, operation: Operation, *arguments: Any) -> Any:
         """Return a rank's answer. Raises DeviceLost."""
-        self.send(rank, deed, *arguments)
+        self.send(rank, operation, *arguments)
         return self.processes[rank - 1].receive()
 
-    def send(self, rank: int, deed: Deed, *arguments: Any) -> None:
+    def send(self, rank: int, operation: Operation, *arguments: Any) -> None:
         """Let one do something. Raises DeviceLost."""
-        self._send(self.processes[rank - 1], Call(deed, arguments))
+        self._send(self.processes[rank - 1], Call(operation, arguments))
 
     def explain(self, error: AdapterError) -> AdapterError:
         """Return what a rank failed with, after others noticed: `error` is what rank 0 has seen of it. Where several

@@ -41,8 +41,8 @@ from orchestrator.daemon.api.settings import ApiSettings
 from orchestrator.daemon.api.tls import Certificate
 from orchestrator.daemon.bootstrap.admin_targets import describe_targets
 from orchestrator.daemon.bootstrap.api_settings import (
+    bound_connections,
     build_alert_watch,
-    build_connection_limits,
     open_batches,
 )
 from orchestrator.daemon.bootstrap.banner import describe_ray_start, show_banner
@@ -105,7 +105,7 @@ class Daemon:
         self._kept: KeptAnswers | None = None
         self._batches: BatchService | None = None
         self._alerts: AlertWatch | None = None
-        self._connections = Connections(build_connection_limits(config.api))
+        self._connections = Connections(bound_connections(config.api))
         self._sandbox = Sandbox()
         self._deadly = DeadlyBodies(self._state / "bodies", self._clock, config.limits.quarantine_s)
         cluster = SharedCluster(early.cluster)
@@ -396,8 +396,8 @@ class Daemon:
         return f"serving {serving}" + (f"; failed: {', '.join(failed)}" if failed else "")
 
     def _build_settings(self) -> ApiSettings:
-        config, everybodys = self._config, (self._keys, self._audit, self._connections, self._tracing)
-        return ApiSettings(config.limits, config.api, config.logging.prompts, *everybodys)
+        config, shared = self._config, (self._keys, self._audit, self._connections, self._tracing)
+        return ApiSettings(config.limits, config.api, config.logging.prompts, *shared)
 
     def _adopt(self, config: ClusterConfig) -> None:
         """Let what is everybody's take effect."""
@@ -406,7 +406,7 @@ class Daemon:
         if self._log is not None:
             self._log.ring.hides_words = config.logging.prompts
         self._take_settings(self._build_settings())
-        self._connections.limits = build_connection_limits(config.api)
+        self._connections.limits = bound_connections(config.api)
         for model, target in zip(self._models, self._targets, strict=True):
             model.take_terms(build_terms(target.config))
         if self._batches is not None:

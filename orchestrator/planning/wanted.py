@@ -69,7 +69,7 @@ class PlanRequest:
     take. There are to be `least_replicas`, and at most `replicas`, `alike`: of one group of equal bits. `failover` says
     when streams go on with other bits. `max_running`: sequences that a replica decodes at once (None: as fit).
     `draft_servers`: the addresses of those that draft, which nobody prices. `kv_cache_bytes`: as configured, 0 where it
-    is not."""
+    is not. `fixed_depth`: nobody asks what drafts take."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -91,6 +91,7 @@ class PlanRequest:
     max_running: int | None = None
     draft_servers: tuple[str, ...] = ()
     kv_cache_bytes: int = 0
+    fixed_depth: bool = False
 
     @property
     def most_replicas(self) -> int:
@@ -160,6 +161,7 @@ def build_request_from_config(
         config.devices.price_per_hour,
         model.bounds.min if model.bounds is not None else 1,
         no_drafts=config.no_drafts,
+        fixed_depth=config.speculation.method == "fixed",
         alike=model.alike,
         failover=FailoverRules(
             config.failover.after_s, other_bits=config.failover.choose_other_bits(unlike=model.unlike)
@@ -210,6 +212,7 @@ def build_plan_goal(request: PlanRequest, drafters: Sequence[DrafterFacts]) -> P
             depth_bound=request.depth_bound,
             max_running=request.max_running,
             kv_cache_bytes=request.kv_cache_bytes,
+            drafts_read_all=request.fixed_depth,
         ),
         Constraints(
             pin_target=placement.pin_target,

@@ -110,7 +110,8 @@ def hops_ms(hops: Sequence[LinkProfile], size_bytes: float) -> float:
 
 def count_draft_reading(workload: Workload) -> int:
     """Return how many tokens of a prompt a draft model in the target's process reads (ADR 0151)."""
-    return min(workload.prompt_tokens, bound_draft_reading(workload.output_tokens))
+    most = workload.prompt_tokens
+    return most if workload.drafts_read_all else min(most, bound_draft_reading(workload.output_tokens))
 
 
 def kv_bytes(option: Option, workload: Workload, share: float = 1.0) -> float:

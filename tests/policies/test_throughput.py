@@ -146,12 +146,19 @@ def test_a_prompt_beside_others_is_charged_what_it_adds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "output", "read"), [(1000, 100, 100), (1000, 10, 64), (50, 100, 50), (1000, 2000, 1000)]
+    ("prompt", "output", "fixed", "read"),
+    [
+        (1000, 100, False, 100),
+        (1000, 10, False, 64),
+        (50, 100, False, 50),
+        (1000, 2000, False, 1000),
+        (1000, 100, True, 1000),
+    ],
 )
-def test_a_draft_is_charged_what_it_reads_of_a_prompt(prompt: int, output: int, read: int) -> None:
+def test_a_draft_is_charged_what_it_reads_of_a_prompt(prompt: int, output: int, fixed: bool, read: int) -> None:
     """A token takes 1 ms to read; a draft beside the target reads while that computes."""
     reader = ModelPart(replace(DRAFT, cost=replace(DRAFT.cost, prefill=StepCost((1.0, 2.0), (1.0, 2.0)))))
-    load = replace(LOAD, prompt_tokens=prompt, output_tokens=output)
+    load = replace(LOAD, prompt_tokens=prompt, output_tokens=output, drafts_read_all=fixed)
     plain, apart, beside = (
         predict(TARGET, draft, load, 1)
         for draft in (None, DraftSide(SURE, reader), DraftSide(SURE, reader, overlap=True, link=LINK))

@@ -19,7 +19,7 @@ from orchestrator.telemetry import get_logger
 _log = get_logger(__name__)
 
 
-def build_connection_limits(api: Api) -> Api:
+def bound_connections(api: Api) -> Api:
     """Return the bounds of connections, as far as the system's bound of open files lets them be."""
     most = raise_open_files(api.max_connections)
     if most < api.max_connections:

@@ -26,7 +26,7 @@ class WantedRows(NamedTuple):
 
     def take_last(self, count: int) -> WantedRows:
         end = len(self.logits)
-        return WantedRows(self.logits[end - count :], self.best and self.best.cut(end - count, end))
+        return WantedRows(self.logits[end - count :], None if self.best is None else self.best.cut(end - count, end))
 
 
 @dataclass(slots=True)

@@ -233,8 +233,8 @@ class DecodeLoop:
         assert round_ is not None  # noqa: S101  # the caller's part
         result = self._wait_for_forward(round_)
         ran = round_.parts
-        came_back = split_rows(ran, round_.branches, result)
-        pairs = zip(ran, came_back[: len(ran)], strict=True)
+        wanted_rows = split_rows(ran, round_.branches, result)
+        pairs = zip(ran, wanted_rows[: len(ran)], strict=True)
         kept = [(part, own) for part, own in pairs if part.sequence.slot != NO_SLOT]
         round_.parts, rows = [part for part, _ in kept], [own for _, own in kept]
         complete = len(kept) == len(ran)  # what was cancelled is in the costs, and no more in the counts
@@ -242,7 +242,7 @@ class DecodeLoop:
             self.scheduler.observe(ran, result.device_ms)
         verdicts = self._judge(round_, rows)
         if round_.branches:
-            self._forks.settle(round_.branches, came_back[len(ran) :], round_.parts, rows, verdicts)
+            self._forks.settle(round_.branches, wanted_rows[len(ran) :], round_.parts, rows, verdicts)
         deltas, tally = self._commit(round_, verdicts, rows)
         trace = self._traces.trace_round(round_, verdicts, deltas)
         self._rounds += 1

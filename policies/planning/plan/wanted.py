@@ -61,7 +61,8 @@ class DrafterFacts:
 class Workload:
     """The load to plan for: so many requests at once, each of so many prompt (at least one) and output tokens.
     `max_running`: sequences that a replica decodes at once, None where memory alone bounds them. `kv_cache_bytes`: what
-    a target is loaded with, of all layers, where there is room for it (0: not known)."""
+    a target is loaded with, of all layers, where there is room for it (0: not known). `drafts_read_all`: draft models
+    read whole prompts, as they do at a fixed depth."""
 
     target: ModelFacts
     drafters: tuple[DrafterFacts, ...] = ()
@@ -72,6 +73,7 @@ class Workload:
     depth_bound: int = 12
     max_running: int | None = None
     kv_cache_bytes: int = 0
+    drafts_read_all: bool = False
 
     def bound_running(self, requests: int) -> int:
         """Return how many of so many requests run at once on a replica that has room for all."""

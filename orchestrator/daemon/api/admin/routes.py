@@ -27,8 +27,10 @@ from orchestrator.daemon.journal.standing import JournalView
 from orchestrator.protocol.ready import Ready
 
 _READY_PARTS = ("model", "device", "precision", "drafting", "kv", "shards")
-_STATE: tuple[str, ...] = ("phase", "detail", "runtime", "worker", "uptime_s", "streams", "gauges", "taken_over")
-_STATE += ("changed_groups", "health", "scaling", "draft_store", "recent_outputs", "cluster_away", "residency", "plan")
+_VIEW_FIELDS = (
+    *("phase", "detail", "runtime", "worker", "uptime_s", "streams", "gauges", "taken_over", "changed_groups"),
+    *("health", "scaling", "draft_store", "recent_outputs", "cluster_away", "residency", "plan"),
+)
 """What a status has of a StateView as it is."""
 _SHOWN = tuple(field.name for field in dataclasses.fields(DeviceLoad) if field.name != "sampled_s")
 
@@ -112,7 +114,7 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
     bounds, trial = target.bounds(), target.trial
     return {
         "model": target.name(),
-        **{name: msgspec.to_builtins(getattr(view, name)) for name in _STATE},
+        **{name: msgspec.to_builtins(getattr(view, name)) for name in _VIEW_FIELDS},
         "acceptance": {"default": bounds.default, "tolerance_allowed": bounds.tolerance_allowed},
         "ready": ready_of(view.ready) if view.ready is not None else None,
         "totals": totals_of(view.totals),

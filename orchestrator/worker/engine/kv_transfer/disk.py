@@ -180,7 +180,7 @@ class KvDisk:
     def _make_room(self, length: int) -> None:
         """Remove the files used least recently until so many bytes more are within the bound. Raises OSError."""
         files = []
-        for path in self._root.glob(f"*/*{_SUFFIX}"):
+        for path in self._root.glob(f"*/*{_SUFFIX}*"):  # those whose writer was killed, too
             with suppress(FileNotFoundError):
                 about = path.stat()
                 files.append((about.st_mtime_ns, about.st_size, path))
