@@ -93,11 +93,15 @@ def test_files_take_no_more_than_their_bound_and_the_one_used_least_recently_goe
     keep_system_prompt(tmp_path)
     (first,) = list_files(tmp_path)
     os.utime(first, (1, 1))
+    unfinished = first.with_name(f".{first.name}.1-aa.new")  # whose writer was killed
+    unfinished.write_bytes(first.read_bytes())
+    os.utime(unfinished, (0, 0))
     loop, _ = open_loop(tmp_path, most_bytes=first.stat().st_size + 1000)
     other = [(11 * i) % 250 for i in range(WHOLE)]
     for key, end in (("a", 1), ("b", 2), ("c", 3)):
         decode(loop, [Submit(key, [*other, end], 4, stop_tokens=[END])])
     until(lambda: first not in (kept := list_files(tmp_path)) and len(kept) == 1)
+    assert not unfinished.exists()
     tight, _ = open_loop(tmp_path / "tight", most_bytes=1000)
     for key, end in (("a", 1), ("b", 2), ("c", 3)):
         decode(tight, [Submit(key, [*other, end], 4, stop_tokens=[END])])
