@@ -15,6 +15,7 @@ from orchestrator.worker.drafting.port import NO_HINTS, Ask, Draft, Drafter, Dra
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from policies.sampling import Sampling
 from tests.support.daemon import configuration, running
+from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import decode, grammars_over, loop_over, toy
 
 PROMPT = list(b"the sea is the sea is the sea")
@@ -57,7 +58,8 @@ def test_depth_0_verifies_no_draft_of_any_drafter(kind, grammar):
         Eager() if kind == "eager" else SuffixDrafter(max_match=16, memory_bytes=1 << 20, clock=SystemClock())
     )
     model = toy()
-    loop = loop_over(model, drafter, grammars=grammars_over(Tokenizer.bytes_only(), model))
+    grammars = grammars_over(Tokenizer.bytes_only(), model)
+    loop = loop_over(model, drafter, grammars=grammars, policy=FixedDepth(4))  # whatever drafting takes here
     asked = [submit(f"off {index}", 0, grammar) for index in range(3)] + [submit("on", None, grammar)]
     tokens, rounds = decode(loop, asked)
     stats = {delta.request_id: delta.stats for round_ in rounds for delta in round_.deltas}
