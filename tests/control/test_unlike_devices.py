@@ -190,8 +190,7 @@ def test_a_member_goes_on_resting_while_those_that_began_together_end_together()
     for replica, more_ms in ((many, 1.15), (few, 9.0)):
         paces, lone_ms = PairPaces(company=1.3), replica.standing.expected_pace.tpot_ms(1)
         for sequences in (1, 16):
-            tpot_ms = lone_ms + more_ms * (sequences - 1)
-            paces = paces.observe(SeenRound(sequences, sequences, 2 * sequences, 0, tpot_ms))
+            paces = paces.observe(SeenRound(sequences, sequences, 2 * sequences, 0, lone_ms + more_ms * (sequences - 1)))
         replica.paces = paces
     state.fleet.refresh()
     working = WorkingSet()
