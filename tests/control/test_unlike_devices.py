@@ -19,7 +19,6 @@ from orchestrator.daemon.control.events import (
     WorkerStarted,
 )
 from orchestrator.daemon.control.routing.affinity import block_keys
-from orchestrator.daemon.control.routing.working import WorkingSet
 from orchestrator.daemon.control.step import step
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
@@ -181,28 +180,3 @@ def test_a_member_that_costs_the_others_more_than_it_makes_rests_and_says_why(sl
     assert (places.count("r001") == 0) is resting
     (noted,) = state.router.book.find_routes("key14", 2.0)
     assert any("rests: for 16 requests the others make" in rated.why_not for rated in noted.rated) is resting
-
-
-def test_a_member_goes_on_resting_while_those_that_began_together_end_together() -> None:
-    """Many end at once and as many follow: the moment between them is no lower load."""
-    state = build_fleet([change_ready(device(*of), slots=16, drafters=[]) for of in (("many", 10.2), ("few", 9.0))])
-    many, few = state.replicas.list_all()
-    for replica, more_ms in ((many, 1.15), (few, 9.0)):
-        paces, lone_ms = PairPaces(company=1.3), replica.standing.expected_pace.tpot_ms(1)
-        for sequences in (1, 16):
-            paces = paces.observe(SeenRound(sequences, sequences, 2 * sequences, 0, lone_ms + more_ms * (sequences - 1)))
-        replica.paces = paces
-    state.fleet.refresh()
-    working = WorkingSet()
-
-    def list_resting(live: int, now_s: float) -> set[str]:
-        many.standing.live = live
-        return set(working.find_resting([many, few], state.fleet.paces, now_s))
-
-    alone = list_resting(0, 5.0)
-    assert alone != {"r001"}
-    assert list_resting(15, 10.0) == {"r001"}
-    assert list_resting(0, 10.2) == list_resting(0, 11.9) == {"r001"}, "those that ended are followed by others"
-    assert list_resting(0, 13.1) == alone, "nobody followed"
-    assert list_resting(15, 14.0) == {"r001"}
-    assert list_resting(0, 60.0) == alone

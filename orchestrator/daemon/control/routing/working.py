@@ -9,8 +9,7 @@ from orchestrator.daemon.control.replicas.replicas import Replica
 from policies.serving.replica_load import FELT_COMPANY, SharedPaces, reckon_tpot_ms
 from policies.serving.working_set import MOST_MEMBERS, Member, choose_working
 
-# Paces change with each round, and hardly within it. Bounds time. Those that began together end together, too, and so
-# many follow: the most requests of this time and of as long before it are reckoned with.
+# Paces change with each round, and hardly within it. Bounds time.
 _KEPT_S: Final = 1.0
 _NONE: Mapping[str, str] = {}
 
@@ -21,26 +20,16 @@ class WorkingSet:
     def __init__(self) -> None:
         self._known: tuple[object, Mapping[str, str]] = (None, _NONE)
         self._until_s = 0.0
-        self._most = (0, 0)  # requests, in the last whole time and in this one
-        self._counted_until_s = 0.0
 
     def find_resting(self, replicas: Sequence[Replica], paces: SharedPaces, now_s: float) -> Mapping[str, str]:
-        """Say of replicas why they take nothing while so many requests are there as of late. All of them would."""
+        """Say of replicas why they take nothing while so many requests are there, and one more. All of them would."""
         if not 1 < len(replicas) <= MOST_MEMBERS or all(replica.paces.company < FELT_COMPANY for replica in replicas):
             return _NONE
-        requests = self._count_most(1 + sum(replica.standing.live for replica in replicas), now_s)
+        requests = 1 + sum(replica.standing.live for replica in replicas)
         known_for = (requests, *(replica.name for replica in replicas))
         if known_for != self._known[0] or now_s >= self._until_s:
             self._known, self._until_s = (known_for, _find_resting(replicas, paces, requests)), now_s + _KEPT_S
         return self._known[1]
-
-    def _count_most(self, requests: int, now_s: float) -> int:
-        before, now = self._most
-        if now_s >= self._counted_until_s:
-            before, now = now if now_s < self._counted_until_s + _KEPT_S else 0, 0
-            self._counted_until_s = now_s + _KEPT_S
-        self._most = before, max(now, requests)
-        return max(self._most)
 
 
 def _find_resting(replicas: Sequence[Replica], paces: SharedPaces, requests: int) -> Mapping[str, str]:
