@@ -64,8 +64,8 @@ def run_rounds(
 
 
 def send(state: State, key: str, tokens: int = 64) -> str:
-    """Return the replica that a request goes to."""
-    step(state, StreamOpened(Submit(key, [hash(key) % 1000, 2, 3], tokens)), 2.0)
+    """Return the replica that a request goes to. No two keys' prompts are alike."""
+    step(state, StreamOpened(Submit(key, [*key.encode(), 2, 3], tokens)), 2.0)
     stream = state.streams.find_live(key)
     assert stream is not None
     return stream.at
