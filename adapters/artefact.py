@@ -58,7 +58,7 @@ def write_manifest(
     def find_digest(path: Path) -> str:
         return (path.is_symlink() and recall(path.resolve())) or hash_file(path, each_chunk)
 
-    for path in directory.rglob(f"*{UNFINISHED_SUFFIX}"):
+    for path in directory.rglob(f".*{UNFINISHED_SUFFIX}"):
         path.unlink()  # whose writer was killed
     files = {
         path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake3": find_digest(path)}

@@ -52,8 +52,7 @@ class Segment:
 
 class BestLogits(NamedTuple):
     """The best `logits` (float32) of rows, and which of a row's outputs they are (`ids`, uint32), both of shape
-    (rows, k). The best comes first, the lower id first among equals. A row with
-    NaN has NaN or infinity first.
+    (rows, k). The best comes first, the lower id first among equals. A row with NaN has NaN or infinity first.
 
     `masses`, (rows,): the sums over all outputs of exp((logit - best logit) / temperature), but for one in a thousand
     of it; anything where no temperature was given. `read_row`: returns all logits of one of the rows, until the next

@@ -40,7 +40,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "note"
     path.write_bytes(b"old")
     with pytest.raises(TypeError), replace_file(path) as file:
-        file.writelines([b"half", "no bytes"])  # type: ignore[list-item]
+        file.writelines([b"half", "no bytes"])  # type: ignore[list-item]  # which ends the writing
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

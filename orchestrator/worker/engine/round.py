@@ -82,10 +82,11 @@ def split_rows(
     wanted += [(branch.part.sequence, branch.rows) for branch in branches]
     rows: list[WantedRows] = []
     whole = best = 0
-    known = BestRows(*result.best[1:]) if result.best is not None else None
+    few = result.best
     for sequence, count in wanted:
-        if sequence.best_logits and result.best is not None and known is not None:
-            rows.append(WantedRows(result.best.logits[best : best + count], known.cut(best, best + count)))
+        if sequence.best_logits and few is not None:
+            known = BestRows(few.ids, few.masses, few.read_row).cut(best, best + count)
+            rows.append(WantedRows(few.logits[best : best + count], known))
             best += count
         else:
             rows.append(WantedRows(result.logits[whole : whole + count]))

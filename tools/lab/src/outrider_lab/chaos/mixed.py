@@ -136,8 +136,8 @@ class MixedBench:
     def _measure(self, pool: Sequence[Member], directory: Path) -> list[dict[str, Any]]:
         """Measure at each load each member alone, by requests that ask for its bits, all of them at the same time,
         each with so many requests, and the pool: in turns, of which medians count. Members of one host share its memory
-        and the cores that its daemon takes, so that a pool is held to what they make side by side, and a plan of a
-        member to what it makes alone."""
+        and the cores that its daemon takes. So a pool is held to what they make side by side, and a plan of a member to
+        what it makes alone."""
         tokens = (self.load.prompt_tokens, self.load.output_tokens)
         rows = []
         with serve(self.hosts, directory, self._build_config(pool)) as served:
