@@ -65,8 +65,7 @@ class ScheduledSequence:
         sequence = self.sequence
         start = sequence.cached
         tokens = [*sequence.tokens[start : start + self.num_query_tokens], *self.draft.tokens]
-        best = (sequence.best_logits, sequence.mass_temperature)
-        return Segment(sequence.slot, start, tokens, self.wanted, self.apart, *best)
+        return Segment(sequence.slot, start, tokens, self.wanted, self.apart, *sequence.best_wanted)
 
     @property
     def wanted(self) -> tuple[int, int]:

@@ -30,8 +30,7 @@ class Branch:
     def segment(self) -> Segment:
         sequence = self.part.sequence
         fed = [sequence.tokens[-1], *self.draft.tokens]
-        best = (sequence.best_logits, sequence.mass_temperature)
-        return Segment(self.slot, sequence.cached, fed, (0, len(fed)), self.part.apart, *best)
+        return Segment(self.slot, sequence.cached, fed, (0, len(fed)), self.part.apart, *sequence.best_wanted)
 
 
 class BranchForks:

@@ -137,10 +137,10 @@ class SequenceState:
         return len(self.tokens) - len(self.submit.prompt)
 
     @property
-    def mass_temperature(self) -> float:
-        """The temperature at which the masses of its rows are asked for beside their best logits; 0.0: they are not."""
+    def best_wanted(self) -> tuple[int, float]:
+        """How many of the best logits its rows want, and the temperature of their masses: see adapters' Segment."""
         sampling = self.submit.sampling
-        return sampling.temperature if self.best_logits and sampling.has_nucleus else 0.0
+        return self.best_logits, sampling.temperature if self.best_logits and sampling.has_nucleus else 0.0
 
     @property
     def uncached(self) -> int:
