@@ -153,8 +153,9 @@ def test_schemas_of_any_kind_are_answered_or_refused(toy, schema):
     if answer.status_code == 400:
         error = answer.json()["error"]
         in_the_middle = error["message"].startswith("the grammar failed: ")
-        as_a_whole = error["code"] == "invalid_json"  # it nests deeper than a body may
-        assert error["param"] == (None if in_the_middle or as_a_whole else "response_format")
+        # It nests deeper than a body may, or a starved machine needs the whole time for it.
+        as_a_whole = error["code"] in ("invalid_json", "body_too_slow")
+        assert error["param"] == (None if in_the_middle or as_a_whole else "response_format"), error
 
 
 LOOPS = (
