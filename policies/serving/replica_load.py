@@ -5,7 +5,8 @@ about as many sequences. So what a lone sequence takes is still known after many
 alike share a line: measured apart they would differ by noise, and noise would decide where requests go.
 
 What one takes may be more while others work beside it, as they share memory, cores or the daemon. How many times as
-long is learnt of each by itself, and the line is of rounds without them.
+long is learnt of each by itself, and the line is of rounds without them: where some of these are known, rounds that
+others slow down leave it as it is.
 
 Summing up anew for each candidate of each request is quadratic in replicas. So `SharedPaces` keeps what all show
 together. Sums that are added to and taken from drift by rounding: few paces are summed anew each time, and many after
@@ -28,6 +29,9 @@ USUAL_RISE: Final = 0.1
 # What the newest round that others worked beside counts in what they cost. Faster than the line forgets, so that rounds
 # beside others do not change the line first. ADR 0144. Not tuned.
 _NEWEST_BESIDE: Final = 0.1
+# Rounds with about as many sequences, of at most fifty (KEPT), from which on those that others slow down say nothing
+# more of a lone replica. ADR 0144. Not tuned.
+_KNOWN: Final = 20.0
 # What company costs from which on it is no noise: rounds differ by a tenth. ADR 0144. Not tuned.
 FELT_COMPANY: Final = 1.1
 # ADR 0027: replicas within it share a line. With a line each, noise spread eight equal requests 5 to 3 and worse.
@@ -143,17 +147,20 @@ class PairPaces(NamedTuple):
         sequences, tokens, rows, drafted, round_ms, draft_ms, draft, beside = seen
         plain_ms = (round_ms - (draft_ms if drafted else 0.0)) / stretch
         work = sequences if drafted else tokens
-        company = self.company
+        company, plain = self.company, self.plain
+        known = plain.levels.get(sequences.bit_length())
+        decodes = work > 0 and rows <= 2 * sequences + drafted
         if beside:
-            if work > 0 and sequences.bit_length() in self.plain.levels and rows <= 2 * sequences + drafted:
-                times = plain_ms * sequences / work / self.plain.tpot_ms(sequences)
+            if decodes and known is not None:
+                times = plain_ms * sequences / work / plain.tpot_ms(sequences)
                 company = max(1.0, company + _NEWEST_BESIDE * (times - company))
             plain_ms, stretch = plain_ms / company, stretch * company
-        plain = _observe(self.plain, sequences, work, rows, drafted, plain_ms if plain_ms > 0.0 else 0.0, 0.0, rise)
+        if not (beside and decodes and company > 1.0 and known is not None and known[0] >= _KNOWN):
+            plain = _observe(plain, sequences, work, rows, drafted, plain_ms if plain_ms > 0.0 else 0.0, 0.0, rise)
         if not draft:
             return PairPaces(plain, self.drafted, company)
-        known = self.drafted.get(draft, ReplicaPace())
-        with_it = _observe(known, sequences, tokens, rows, drafted, round_ms / stretch, draft_ms / stretch, rise)
+        with_it = self.drafted.get(draft, ReplicaPace())
+        with_it = _observe(with_it, sequences, tokens, rows, drafted, round_ms / stretch, draft_ms / stretch, rise)
         return PairPaces(plain, {**self.drafted, draft: with_it}, company)
 
 

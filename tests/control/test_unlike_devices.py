@@ -19,6 +19,7 @@ from orchestrator.daemon.control.events import (
     WorkerStarted,
 )
 from orchestrator.daemon.control.routing.affinity import block_keys
+from orchestrator.daemon.control.routing.working import WorkingSet
 from orchestrator.daemon.control.step import step
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
@@ -180,3 +181,63 @@ def test_a_member_that_costs_the_others_more_than_it_makes_rests_and_says_why(sl
     assert (places.count("r001") == 0) is resting
     (noted,) = state.router.book.find_routes("key14", 2.0)
     assert any("rests: for 16 requests the others make" in rated.why_not for rated in noted.rated) is resting
+
+
+def build_two_that_slow_each_other() -> State:
+    """A member for many requests and one for few: beside each other both take 1.3 times as long."""
+    state = build_fleet([change_ready(device(*of), slots=16, drafters=[]) for of in (("many", 10.2), ("few", 9.0))])
+    for replica, more_ms in zip(state.replicas.list_all(), (1.15, 9.0), strict=True):
+        paces, lone_ms = PairPaces(company=1.3), replica.standing.expected_pace.tpot_ms(1)
+        for sequences in (1, 16):
+            paces = paces.observe(
+                SeenRound(sequences, sequences, 2 * sequences, 0, lone_ms + more_ms * (sequences - 1))
+            )
+        replica.paces = paces
+    state.fleet.refresh()
+    return state
+
+
+def test_a_member_goes_on_resting_while_those_that_began_together_end_together() -> None:
+    """Many end at once and as many follow: the moment between them is no lower load."""
+    state = build_two_that_slow_each_other()
+    many, few = state.replicas.list_all()
+    working = WorkingSet()
+
+    def list_resting(live: int, now_s: float) -> set[str]:
+        many.standing.live = live
+        return set(working.find_resting([many, few], state.fleet.paces, now_s))
+
+    alone = list_resting(0, 5.0)
+    assert alone != {"r001"}
+    assert list_resting(15, 10.0) == {"r001"}
+    assert list_resting(0, 10.2) == list_resting(0, 11.9) == {"r001"}, "those that ended are followed by others"
+    assert list_resting(0, 13.1) == alone, "nobody followed"
+    assert list_resting(15, 14.0) == {"r001"}
+
+
+def test_who_rests_takes_a_prompt_whose_beginning_it_remembers_best() -> None:
+    state = build_two_that_slow_each_other()
+    many, few = state.replicas.list_all()
+    many.standing.live = 15
+    working, keys = WorkingSet(), block_keys(list(range(200)))
+    for holder, resting in ((None, {"r001"}), (few, set()), (many, {"r001"})):
+        if holder is not None:
+            holder.prefixes.note(keys)
+        assert set(working.find_resting([many, few], state.fleet.paces, 10.0, keys)) == resting
+
+
+def test_a_rest_ends_by_itself_as_nobody_measures_who_rests() -> None:
+    """What others cost is learnt anew then: so a factor that one busy moment made too large does not stay."""
+    state = build_two_that_slow_each_other()
+    many, few = state.replicas.list_all()
+    many.standing.live = 15
+    working = WorkingSet()
+    rested = [bool(working.find_resting([many, few], state.fleet.paces, 10.0 + second)) for second in range(60)]
+    assert rested[0]
+    ends = rested.index(False)
+    assert 20 < ends < 40
+    assert not any(rested[ends:]), "nothing is slowed any more"
+    for replica, sequences in ((many, 15), (few, 1)) * 40:
+        slowed_ms = 1.3 * replica.paces.plain.tpot_ms(sequences)
+        replica.paces = replica.paces.observe(SeenRound(sequences, sequences, 2 * sequences, 0, slowed_ms, beside=True))
+    assert working.find_resting([many, few], state.fleet.paces, 80.0), "the figures say so again"

@@ -351,7 +351,7 @@ class Router:
             outs, risks = self._exclusions.find_exclusions(stream, every, kept_at, now_s)
         paces = self._fleet.paces
         if not outs and all(replica.standing.serves for replica in every):
-            outs = self._working.find_resting(every, paces, now_s)
+            outs = self._working.find_resting(every, paces, now_s, prefix)
         chosen = choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s, paces)
         if unseen:
             chosen.unseen = unseen
