@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, truediv
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +135,10 @@ class MixedBench:
 
     def _measure(self, pool: Sequence[Member], directory: Path) -> list[dict[str, Any]]:
         """Measure at each load each member alone, by requests that ask for its bits, all of them at the same time,
-        each with so many requests, and the pool: in turns, of which medians count. Members of one host share its memory
-        and the cores that its daemon takes. So a pool is held to what they make side by side, and a plan of a member to
-        what it makes alone."""
+        each with so many requests, and the pool: in turns, of which medians count, and of the pool beside its best
+        member those of each turn's ratio. What a loaded pool is held to is measured before and behind it. Members of
+        one host share its memory and the cores that its daemon takes. So a pool is held to what they make side by side,
+        and a plan of a member to what it makes alone."""
         tokens = (self.load.prompt_tokens, self.load.output_tokens)
         rows = []
         with serve(self.hosts, directory, self._build_config(pool)) as served:
@@ -150,13 +151,16 @@ class MixedBench:
                 turns = [[*(measure([group]) for group in groups), measure(groups), measure()] for _ in range(_TURNS)]
                 *lone, beside, shares = map(_take_medians, zip(*turns, strict=True))
                 alone = [max(rates) for rates in zip(*lone, strict=True)]
-                together = statistics.median(sum(turn[-1].values()) for turn in turns)
+                pools = [sum(turn[-1].values()) for turn in turns]
+                fastest = max(zip(alone, turns[0][0], strict=True))[1]
+                best = [max(rates[fastest] for rates in turn[:-2]) for turn in turns]
                 planned = _plan(served.directory / "cluster.yaml", self._build_config(pool, concurrency), pool)
                 row = {
                     "concurrency": concurrency,
                     "groups": groups,
                     "members": [*map(_name, pool), "pool"],
-                    "measured_tokens_per_s": [*alone, together],
+                    "measured_tokens_per_s": [*alone, statistics.median(pools)],
+                    "pool_vs_best": statistics.median(map(truediv, pools, best)),
                     "beside_tokens_per_s": beside,
                     "predicted_tokens_per_s": planned,
                     "shares_tokens_per_s": shares,
@@ -164,10 +168,13 @@ class MixedBench:
                 rows.append(row)
                 self.tell(_describe(row))
             full = _LOAD * _PLACES * len(pool)
+            before = sum(measure(groups).values())
             loaded = measure_tokens_per_s(served, full, tokens, _SETTLED * self.load.seconds)
-            rows[-1] |= {"loaded_requests": full, "loaded_tokens_per_s": sum(loaded.values())}
+            made = sum(loaded.values())
+            side_by_side = (before + sum(measure(groups).values())) / 2
+            rows[-1] |= {"loaded_requests": full, "loaded_tokens_per_s": made, "pool_vs_sum": made / side_by_side}
             parts = ", ".join(f"{rate:.1f}" for rate in loaded.values())
-            self.tell(f"{full} at once, tokens/s: the pool {sum(loaded.values()):.1f} ({parts})")
+            self.tell(f"{full} at once, tokens/s: the pool {made:.1f} ({parts}); side by side {side_by_side:.1f}")
         return rows
 
     def _break_members(self) -> dict[str, Any]:
@@ -196,14 +203,8 @@ class MixedBench:
         return {
             "groups": len({group for row in rows for group in row["groups"]}),
             "members": [*map(_name, self.members)],
-            "pool_vs_sum": min(
-                row["loaded_tokens_per_s"] / sum(row["beside_tokens_per_s"])
-                for row in rows
-                if "loaded_tokens_per_s" in row
-            ),
-            "worst_vs_best_single": min(
-                row["measured_tokens_per_s"][-1] / max(row["measured_tokens_per_s"][:-1]) for row in rows
-            ),
+            "pool_vs_sum": min(row["pool_vs_sum"] for row in rows if "pool_vs_sum" in row),
+            "worst_vs_best_single": min(row["pool_vs_best"] for row in rows),
             "median_error": statistics.median(errors),
             "worst_error": max(errors),
             **{name: told.get(name) for name in names},
