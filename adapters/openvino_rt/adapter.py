@@ -257,6 +257,9 @@ class OpenVinoAdapter:
         }
         if is_processor(options.device):
             settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = chosen.quantization_group
+            if chosen.kv_cache is Precision.INT8:
+                # By channel a token that comes changes what is held of those before it, and rejected ones stay felt.
+                settings["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
         if options.threads:
             settings["INFERENCE_NUM_THREADS"] = options.threads
         try:

@@ -29,6 +29,7 @@ from adapters.contract import (
     Precision,
     Segment,
     ShardResult,
+    Unsupported,
 )
 from adapters.kv_blocks import BlockPool
 from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
@@ -131,8 +132,9 @@ class PagedModel(PooledModel):
         self._request = compiled.create_infer_request()
         self._caches: list[Any] = []
         self._bound: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
-        block_tokens, blocks = self._allocate_cache(options.kv_cache_bytes)
-        self._class, self._scratch_block = numerical_class, blocks
+        self._class = numerical_class
+        block_tokens, self._scratch_block = self._allocate_cache(options.kv_cache_bytes)
+        blocks = self._scratch_block
         kinds = dict.fromkeys(f"{cache.element_type.type_name}{list(cache.shape)[1:]}" for cache in self._caches)
         self.kv_layout = KvLayout(
             f"openvino paged {len(self._caches)}x{'/'.join(kinds)}",
@@ -166,6 +168,10 @@ class PagedModel(PooledModel):
         caches = [port for port in self._compiled.inputs if port.any_name.startswith(KV_PREFIXES)]
         self._keys_first = sorted(range(len(caches)), key=lambda at: _rank(caches[at].any_name))
         shapes = [[port.get_partial_shape()[axis].get_length() for axis in (1, 2, 3)] for port in caches]
+        if len({positions for _, positions, _ in shapes}) > 1:
+            raise Unsupported(
+                f"a KV cache in {self._class.kv_cache}: OpenVINO gives keys and values blocks of other sizes"
+            )
         block_bytes = sum(
             int(np.prod(shape)) * port.get_element_type().size for shape, port in zip(shapes, caches, strict=True)
         )
