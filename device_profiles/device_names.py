@@ -48,6 +48,17 @@ def name_compute_unit(device: str) -> str:
     return f"{kind}:{number.casefold().replace('.', ':') if index is None else index}"
 
 
+def number_unit(device: str) -> str:
+    """Return what tells a device from others of its kind, however it is spelt: "0" for the first of them, "" for a
+    processor."""
+    return name_compute_unit(device).partition(":")[2]
+
+
+def name_without_number(device: str) -> str:
+    """Return a device's name without what tells it from others of its kind: "CUDA" of "CUDA:1"."""
+    return _take_apart(device)[0]
+
+
 def name_compute_place(place: str) -> str:
     """Return one name for a device of a host, "HOST/DEVICE". What has no host stays as it is."""
     host, slash, device = place.rpartition("/")
@@ -71,5 +82,5 @@ def list_rank_devices(device: str, count: int) -> list[str]:
     first = find_index(device)
     if count == 1 or is_processor(device) or first is None:
         return [device] * count
-    kind = _take_apart(device)[0]
+    kind = name_without_number(device)
     return [f"{kind}:{first + rank}" for rank in range(count)]

@@ -27,7 +27,7 @@ def devices(
     from orchestrator.planning.profiling.work import profile_store
 
     store = profile_store(load_or_default(config))
-    known = {(device.adapter, device.device, device.fingerprint): device.measured_at for device in store.devices()}
+    known = {(device.adapter, device.fingerprint): device.measured_at for device in store.devices()}
     rows = [_add_profile(row, known, store.models()) for row in list_device_rows()]
     end_with_json(rows, wanted=as_json)
     print_table(("runtime", "device", "hardware", "memory free", "computes in", "profile"), map(_build_row, rows))
@@ -73,13 +73,11 @@ def list_device_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def _add_profile(
-    row: dict[str, Any], known: dict[tuple[str, str, str], str], models: list[MeasuredModel]
-) -> dict[str, Any]:
+def _add_profile(row: dict[str, Any], known: dict[tuple[str, str], str], models: list[MeasuredModel]) -> dict[str, Any]:
     if "unavailable" in row:
         return row
-    me = (row["runtime"], row["device"], row["fingerprint"])
-    mine = [model for model in models if (model.adapter, model.device, model.fingerprint) == me]
+    me = (row["runtime"], row["fingerprint"])  # those that are alike share what was measured
+    mine = [model for model in models if (model.adapter, model.fingerprint) == me]
     doubts = {
         kind: [f"{model.model} ({model.role}): {why}" for model in mine if (why := getattr(model, kind))]
         for kind in ("drifted", "disturbed")

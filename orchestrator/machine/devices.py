@@ -11,7 +11,7 @@ from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.device_memory import read_device_memory
 from adapters.hardware import cores, hardware, name_device_kind, runtime_version
 from device_profiles.device_names import CPU_KIND, split_device
-from device_profiles.measured import Hardware, fingerprint
+from device_profiles.measured import SeenDevice, fingerprint
 from device_profiles.profile import DeviceProfile, find_listed_device
 
 
@@ -38,8 +38,8 @@ def find_device(adapter: str, device: str) -> DeviceProfile:
 
 @dataclass(frozen=True, slots=True)
 class LocalDevices:
-    seen: frozenset[tuple[str, Hardware]]
-    """What they are, with each runtime that sees them."""
+    seen: frozenset[SeenDevice]
+    """As each runtime sees them."""
     versions: dict[str, str]
     """Of these runtimes."""
     lacks: dict[str, str]
@@ -57,7 +57,7 @@ def list_devices_here(runtimes: Sequence[str] = ()) -> LocalDevices:
             devices += registry.list_devices(name)
         except AdapterUnavailable as error:
             lacks[name] = str(error)
-    seen = frozenset((device.adapter, hardware(device)) for device in devices)
+    seen = frozenset(SeenDevice(device.adapter, device.name, hardware(device)) for device in devices)
     memories = {device.name: read_device_memory(device) for device in devices}
     versions = {name: runtime_version(name) for name in {device.adapter for device in devices}}
     free_bytes = {name: memory.free_bytes for name, memory in memories.items() if memory.total_bytes}

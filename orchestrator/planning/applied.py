@@ -160,7 +160,8 @@ def _cut(config: ClusterConfig, proposal: PlanProposal, shard: Shard, host: str)
 
 
 def name_shard_device(proposal: PlanProposal, shard: Shard) -> str:
-    return proposal.behind[shard.profile].device_for(shard.runtime) or shard.device.rpartition("/")[2]
+    device = next(device for device in proposal.cluster.devices if device.id == shard.device)
+    return device.name_for(shard.runtime)
 
 
 def _fits(adapter: str, device: str, option: Option, name: str) -> bool:

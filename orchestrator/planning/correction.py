@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from device_profiles.device_load import DeviceLoad, find_device_load
 from device_profiles.device_names import name_compute_place
-from orchestrator.planning.estimates import DeviceSource
 from policies.planning.plan import Device, Inventory, Option, Role, Shard
 from policies.serving.device_load import describe_heat
 from policies.serving.failover.health import SUSPECT_HEALTH
@@ -45,21 +44,16 @@ def correct_costs(cluster: Inventory, corrections: Corrections) -> Inventory:
     return replace(cluster, options=options)
 
 
-def apply_health(
-    cluster: Inventory, behind: Mapping[str, DeviceSource], health: Mapping[str, tuple[float, str]]
-) -> Inventory:
+def apply_health(cluster: Inventory, health: Mapping[str, tuple[float, str]]) -> Inventory:
     """Return the cluster with the health of its devices: a share of 1 and a reason, by host or by "HOST/DEVICE" with
     the device's name in any of its runtimes."""
-    runtimes = {option.runtime for option in cluster.options}
     judged: dict[str, tuple[float, str]] = {}
     for name, known in health.items():
         place = name_compute_place(name)
         judged[place] = min(known, judged.get(place, known))
 
     def judge(device: Device) -> Device:
-        places = {device.host, name_compute_place(device.id)} | {
-            name_compute_place(f"{device.host}/{behind[device.profile].device_for(runtime)}") for runtime in runtimes
-        }
+        places = {device.host, *map(name_compute_place, device.list_places())}
         worst = min((judged[place] for place in places & judged.keys()), default=(1.0, ""))
         return replace(device, health=worst[0], health_why=worst[1])
 
@@ -67,25 +61,20 @@ def apply_health(
 
 
 def apply_loads(
-    cluster: Inventory,
-    behind: Mapping[str, DeviceSource],
-    loads: Mapping[str, DeviceLoad],
-    reserved: Callable[[DeviceSource], int] = lambda source: 0,
+    cluster: Inventory, loads: Mapping[str, DeviceLoad], reserved: Callable[[Device], int] = lambda device: 0
 ) -> Inventory:
     """Return the cluster with what its devices do now, by "HOST/DEVICE" in any of its runtimes' names: the share of
     their time that other programs take, the memory that can be had, what waits, and heat. What our own workers hold can
     be had, but for what is `reserved`, and no more than is stated. Nothing is known of a device that has no load."""
-    runtimes = sorted({option.runtime for option in cluster.options})
 
     def load_device(device: Device) -> Device:
-        source = behind[device.profile]
-        names = [device.id, *(f"{device.host}/{source.device_for(runtime)}" for runtime in runtimes)]
-        load = next((known for name in names if (known := find_device_load(loads, name)) is not None), None)
+        known = (find_device_load(loads, place) for place in device.list_places())
+        load = next((load for load in known if load is not None), None)
         if load is None:
             return replace(device, utilisation=0.0, queue_depth=0.0)
         memory = device.memory_bytes
         if load.memory_total_bytes:
-            usable = max(0, load.memory_free_bytes + load.memory_ours_bytes - reserved(source))
+            usable = max(0, load.memory_free_bytes + load.memory_ours_bytes - reserved(device))
             memory = min(memory, usable) if device.memory_stated else usable
         now = replace(device, utilisation=load.others or 0.0, queue_depth=load.queue_depth, memory_bytes=memory)
         hot = describe_heat(load, hot=False)

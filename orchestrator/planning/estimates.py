@@ -65,10 +65,6 @@ class Stated:
         matmul = tuple(MatmulRate(precision, sheet.flops(precision)) for precision in sheet.matmul_tflops)
         return DeviceRates(matmul, sheet.bandwidth_bytes_per_s)
 
-    def device_for(self, adapter: str) -> str:
-        """Return nothing: the device is not there."""
-        return ""
-
     def options(
         self, target: PlannedModel, drafts: Sequence[PlannedModel], exactness: Exactness, cores: int
     ) -> list[Option]:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from device_profiles.device_names import name_compute_unit
+from device_profiles.device_names import name_compute_unit, name_without_number, number_unit
 from device_profiles.link import LinkProfile
-from device_profiles.measured import Hardware
+from device_profiles.measured import Hardware, SeenDevice
 from device_profiles.profile import Exactness
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.sketched import build_device
-from orchestrator.planning.stored import MeasuredHardware
+from orchestrator.planning.stored import MeasuredHardware, name_shortest
 from policies.planning.plan import DefaultLinks, Device, Host, Inventory, Option
 
 T = TypeVar("T")
@@ -22,8 +22,8 @@ Allowed = Callable[[Option, str], bool]
 @dataclass(frozen=True, slots=True)
 class PresentHost:
     """A host that is there. `node`: the address of its Ray node, THIS_NODE for the daemon's own. `hardware`: what it
-    has; `seen`: that with each runtime that sees it there, None where that is not known; `lacks`: why other runtimes
-    see nothing there, or do not run the target. `free_bytes`: what is free of a device (all its memory where it is left
+    has; `seen`: that as each runtime sees it there, None where that is not known; `lacks`: why other runtimes see
+    nothing there, or do not run the target. `free_bytes`: what is free of a device (all its memory where it is left
     out), and `stated_bytes` what a plan may fill of it whatever is free; both by any of its runtimes' names for it.
     `cores`: that workers may use, 0 for those of its processor's profile. `name`: what cluster.yaml calls it.
     `devices`: the names of those that may be used, empty for all. `price_per_hour`: of the host, and `device_prices` of
@@ -40,8 +40,23 @@ class PresentHost:
     price_per_hour: float = 0.0
     device_prices: Mapping[str, float] = field(default_factory=dict)
     stated_bytes: Mapping[str, int] = field(default_factory=dict)
-    seen: Collection[tuple[str, Hardware]] | None = None
+    seen: Collection[SeenDevice] | None = None
     lacks: Mapping[str, str] = field(default_factory=dict)
+
+    def list_units(self, kind: MeasuredHardware) -> list[dict[str, str]]:
+        """Return those devices of a kind that may be used here, each as its name in every runtime. Those that are alike
+        are told apart by their numbers, which all runtimes have in common. What nobody saw is what was measured."""
+        named = {name_compute_unit(name) for name in self.devices}
+        seen = [(device.adapter, device.device) for device in self.seen or () if device.hardware == kind.hardware]
+        measured = [(device.adapter, device.device) for device in kind.devices if kind.hardware in self.hardware]
+        units: dict[str, dict[str, str]] = {}
+        for runtime, name in sorted(seen or measured):
+            units.setdefault(number_unit(name), {})[runtime] = name
+        return [
+            units[number]
+            for number in sorted(units)
+            if not named or not named.isdisjoint(map(name_compute_unit, units[number].values()))
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,54 +76,56 @@ def cluster_present(
     *,
     links: PresentLinks,
     allowed: Allowed | None = None,
-    left: Callable[[MeasuredHardware], int] = lambda hardware: 0,
+    left: Callable[[Device], int] = lambda device: 0,
 ) -> tuple[Inventory, dict[str, MeasuredHardware]]:
-    """Return hosts with all their devices that were measured, and by profile what stands behind its figures.
+    """Return hosts with all their devices of kinds that were measured, and by profile what stands behind its figures.
+    Devices that are alike share a profile, unless one of them alone is `allowed` something.
 
     `allowed`: whether an option on a runtime's device may be chosen. `left`: how much of a device's memory is for
     something else.
     """
-    names = _name_profiles(measured)
+    kinds = _name_profiles(measured)
     devices: list[Device] = []
     inventory: list[Host] = []
     options: dict[str, list[Option]] = {}
     behind: dict[str, MeasuredHardware] = {}
     for host in hosts:
-        mine = [hardware for hardware in measured if hardware.hardware in host.hardware and _may_use(host, hardware)]
-        cores = host.cores or max((hardware.cores for hardware in mine), default=0)
+        mine = [(hardware, names) for hardware in measured for names in host.list_units(hardware)]
+        cores = host.cores or max((hardware.cores for hardware, _ in mine), default=0)
         inventory.append(Host(host.node, host.zone, cores, host.price_per_hour))
-        for hardware in mine:
-            profile = names[hardware.hardware] + (
+        for hardware, names in mine:
+            profile = kinds[hardware.hardware] + (
                 f", {host.cores} of its cores" if host.cores and hardware.cores else ""
             )
+            device = _build_device(host, hardware, names)
+            may = [
+                option
+                for option in hardware.options(target, drafts, exactness, cores)
+                if allowed is None or allowed(option, device.name_for(option.runtime))
+            ]
+            if options.setdefault(profile, may) != may:
+                profile = f"{profile}, {name_shortest(names.values())}"
+                options[profile] = may
             behind[profile] = hardware
-            prices, stated = _by_unit(host.device_prices), _by_unit(host.stated_bytes)
-            units = [name_compute_unit(seen.device) for seen in hardware.devices]
-            price = max((prices.get(unit, 0.0) for unit in units), default=0.0)
-            stated_bytes = next((stated[unit] for unit in units if unit in stated), None)
-            free = _by_unit(host.free_bytes).get(name_compute_unit(hardware.name), hardware.hardware.memory_bytes)
-            memory = max(0, (free if stated_bytes is None else stated_bytes) - left(hardware))
-            device = build_device(hardware, name_present(host, hardware), host.node, profile, memory, price)
-            devices.append(replace(device, memory_stated=stated_bytes is not None))
-            options.setdefault(
-                profile,
-                [
-                    replace(option, profile=profile)
-                    for option in hardware.options(target, drafts, exactness, cores)
-                    if allowed is None or allowed(option, hardware.device_for(option.runtime))
-                ],
-            )
-    flat = tuple(option for some in options.values() for option in some)
+            memory = max(0, device.memory_bytes - left(device))
+            devices.append(replace(device, profile=profile, memory_bytes=memory))
+    flat = tuple(replace(option, profile=profile) for profile, some in options.items() for option in some)
     return Inventory(tuple(inventory), tuple(devices), flat, links.between, links.default), behind
 
 
-def name_present(host: PresentHost, hardware: MeasuredHardware) -> str:
-    return f"{host.node}/{hardware.name}"
+def name_present(host: PresentHost, names: Mapping[str, str]) -> str:
+    return f"{host.node}/{name_shortest(names.values())}"
 
 
-def _may_use(host: PresentHost, hardware: MeasuredHardware) -> bool:
-    named = {name_compute_unit(name) for name in host.devices}
-    return not named or any(name_compute_unit(device.device) in named for device in hardware.devices)
+def _build_device(host: PresentHost, kind: MeasuredHardware, names: Mapping[str, str]) -> Device:
+    """Return a device of a host, whose profile is still to be named, with all the memory that it may have."""
+    units = [name_compute_unit(name) for name in names.values()]
+    prices, stated, free = _by_unit(host.device_prices), _by_unit(host.stated_bytes), _by_unit(host.free_bytes)
+    price = max(prices.get(unit, 0.0) for unit in units)
+    bounds = [stated[unit] for unit in units if unit in stated]
+    known = [*bounds, *(free[unit] for unit in units if unit in free), kind.hardware.memory_bytes]
+    device = build_device(kind, name_present(host, names), host.node, "", known[0], price)
+    return replace(device, memory_stated=bool(bounds), names=tuple(names.items()))
 
 
 def _by_unit(figures: Mapping[str, T]) -> dict[str, T]:
@@ -120,7 +137,7 @@ def _name_profiles(measured: Sequence[MeasuredHardware]) -> dict[Hardware, str]:
     """Return a name for each kind of hardware. Kinds that are called alike differ in cores, memory or more."""
     names: dict[Hardware, str] = {}
     for hardware in measured:
-        name = f"{hardware.hardware.name} {hardware.name}"
+        name = f"{hardware.hardware.name} {name_without_number(hardware.name)}"
         if name in names.values() and hardware.cores:
             name = f"{name}, {hardware.cores} cores"
         while name in names.values():

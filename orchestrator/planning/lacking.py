@@ -17,12 +17,13 @@ Lacks = Mapping[tuple[str, str], str]
 def list_lacking(hosts: Sequence[PresentHost], measured: Collection[MeasuredHardware]) -> dict[tuple[str, str], str]:
     """Return what hosts lack of the runtimes that their devices were `found` to be measured with."""
     return {
-        (name_present(host, hardware), runtime): host.lacks.get(runtime, "it does not see the device")
+        (name_present(host, names), runtime): host.lacks.get(runtime, "it does not see the device")
         for host in hosts
         for hardware in measured
-        if host.seen is not None and hardware.hardware in host.hardware
+        if host.seen is not None
+        for names in host.list_units(hardware)
         for runtime in sorted({seen.adapter for seen in hardware.devices})
-        if (runtime, hardware.hardware) not in host.seen or runtime in host.lacks
+        if runtime not in names or runtime in host.lacks
     }
 
 
@@ -31,7 +32,7 @@ def list_unfit_runtimes(hosts: Sequence[PresentHost]) -> list[str]:
         f"{runtime} is left out there: {why}"
         for host in hosts
         for runtime, why in host.lacks.items()
-        if any(runtime == seen for seen, _ in host.seen or ())
+        if any(runtime == seen.adapter for seen in host.seen or ())
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,9 +10,7 @@ from device_profiles.device_names import is_same_device
 from device_profiles.units import human_bytes
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.planning.estimates import DeviceSource
 from orchestrator.planning.models import PlannedModel, model_at_hand
-from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.plan import Device, Inventory, Plan
 
 
@@ -24,6 +22,9 @@ class ReservedDraft:
     adapter: str
     device: str
     kv_cache_bytes: int
+
+    def is_on(self, device: Device) -> bool:
+        return is_same_device(device.name_for(self.adapter), self.device)
 
     def memory_bytes(self, kind: str) -> int:
         """Return what it holds on a device of that kind, as estimated from its file and its KV cache."""
@@ -50,10 +51,9 @@ def reserve_draft(draft: ModelDraft, base: Path, device: str) -> ReservedDraft:
     return ReservedDraft(model, draft.adapter, device, int(draft.kv_cache))
 
 
-def sum_reserved_bytes(hardware: MeasuredHardware, beside: Sequence[ReservedDraft], replicas: int) -> int:
+def sum_reserved_bytes(device: Device, beside: Sequence[ReservedDraft], replicas: int) -> int:
     """Return the bytes of a device that are not the plan's."""
-    mine = [draft for draft in beside if is_same_device(hardware.device_for(draft.adapter), draft.device)]
-    return replicas * sum(draft.memory_bytes(hardware.kind) for draft in mine)
+    return replicas * sum(draft.memory_bytes(device.kind) for draft in beside if draft.is_on(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,11 @@ class TakenPlace:
     fixed: ReservedDraft | None = None
     first: bool = True
 
-    def count_bytes(self, device: Device, source: DeviceSource) -> int | None:
+    def count_bytes(self, device: Device) -> int | None:
         """Return what it takes of a device's memory; None where it is elsewhere."""
         if self.fixed is None:
             return self.memory_bytes if device.id == self.device else None
-        is_here = self.host in ("", device.host) and is_same_device(
-            source.device_for(self.fixed.adapter), self.fixed.device
-        )
+        is_here = self.host in ("", device.host) and self.fixed.is_on(device)
         return self.fixed.memory_bytes(device.kind) if is_here else None
 
 
@@ -89,47 +87,37 @@ def list_plan_places(target: str, plan: Plan, *, first: bool) -> list[TakenPlace
     return [TakenPlace(target, shard.device, shard.memory.total, first=first) for shard in shards]
 
 
-def leave_taken(
-    cluster: Inventory,
-    behind: Mapping[str, DeviceSource],
-    taken: Sequence[TakenPlace],
-    before: Sequence[TakenPlace] = (),
-) -> Inventory:
+def leave_taken(cluster: Inventory, taken: Sequence[TakenPlace], before: Sequence[TakenPlace] = ()) -> Inventory:
     """Return the cluster without the memory that others take. `before`: what was taken off already."""
 
     def leave(device: Device) -> Device:
-        source = behind[device.profile]
-        known = [sum(place.count_bytes(device, source) or 0 for place in places) for places in (before, taken)]
+        known = [sum(place.count_bytes(device) or 0 for place in places) for places in (before, taken)]
         return replace(device, memory_bytes=max(0, device.memory_bytes + known[0] - known[1]))
 
     return replace(cluster, devices=tuple(map(leave, cluster.devices))) if taken or before else cluster
 
 
-def share_time(cluster: Inventory, behind: Mapping[str, DeviceSource], taken: Sequence[TakenPlace]) -> Inventory:
+def share_time(cluster: Inventory, taken: Sequence[TakenPlace]) -> Inventory:
     """Return the cluster with the time that targets take which go before: on a device with one of them half is left,
     with two a third. Where more is in use now, that counts."""
 
     def share(device: Device) -> Device:
-        sharers = len(_list_sharers(device, behind[device.profile], taken))
+        sharers = len(_list_sharers(device, taken))
         return replace(device, utilisation=max(device.utilisation, 1.0 - 1.0 / (1 + sharers)))
 
     return replace(cluster, devices=tuple(map(share, cluster.devices))) if taken else cluster
 
 
-def describe_taken(
-    cluster: Inventory, behind: Mapping[str, DeviceSource], taken: Sequence[TakenPlace]
-) -> Iterable[str]:
+def describe_taken(cluster: Inventory, taken: Sequence[TakenPlace]) -> Iterable[str]:
     """Yield in a line what others take of each device."""
     for device in cluster.devices:
-        source = behind[device.profile]
-        size = sum(place.count_bytes(device, source) or 0 for place in taken)
-        sharers = _list_sharers(device, source, taken)
+        size = sum(place.count_bytes(device) or 0 for place in taken)
+        sharers = _list_sharers(device, taken)
         if sharers:
             left = f"1/{1 + len(sharers)} of its time is planned with"
             yield f"{', '.join(sharers)} on {device.id}: {human_bytes(size)} of its memory, and {left}"
 
 
-def _list_sharers(device: Device, source: DeviceSource, taken: Iterable[TakenPlace]) -> list[str]:
-    return list(
-        dict.fromkeys(place.target for place in taken if place.first and place.count_bytes(device, source) is not None)
-    )
+def _list_sharers(device: Device, taken: Iterable[TakenPlace]) -> list[str]:
+    sharing = (place.target for place in taken if place.first and place.count_bytes(device) is not None)
+    return list(dict.fromkeys(sharing))

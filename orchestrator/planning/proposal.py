@@ -9,7 +9,7 @@ from typing import Final
 
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import load_known_devices
-from device_profiles.measured import Hardware
+from device_profiles.measured import SeenDevice
 from device_profiles.store import ProfileStore
 from orchestrator.config.hosts import host_names
 from orchestrator.config.model_keys import THIS_NODE
@@ -66,9 +66,9 @@ def propose_sketch(sketch: Sketch, request: PlanRequest, store: ProfileStore | N
     drafts = [draft.model for draft in request.drafts]
     cluster, behind = build_sketched_cluster(sketch, sources, request.target, drafts, request.exactness)
     roles = {name: host.roles for host in sketch.hosts for name in host_names(host)}
-    cluster = share_time(leave_taken(cluster, behind, request.taken), behind, request.taken)
+    cluster = share_time(leave_taken(cluster, request.taken), request.taken)
     made = build_proposal(cluster, _name_nodes(request, roles, {}), behind)
-    return replace(made, assumed=(*made.assumed, *describe_taken(cluster, behind, request.taken)))
+    return replace(made, assumed=(*made.assumed, *describe_taken(cluster, request.taken)))
 
 
 def propose_here(
@@ -76,7 +76,7 @@ def propose_here(
     store: ProfileStore,
     free_bytes: Mapping[str, int],
     allowed: Allowed | None = None,
-    seen: Collection[tuple[str, Hardware]] = (),
+    seen: Collection[SeenDevice] = (),
     lacks: Mapping[str, str] = _NOTHING,
     estimable: Sequence[EstimableDevice] = (),
     versions: Mapping[str, str] = _NOTHING,
@@ -104,7 +104,7 @@ def propose_estimated(
     store: ProfileStore,
     free_bytes: Mapping[str, int],
     allowed: Allowed | None,
-    seen: Collection[tuple[str, Hardware]],
+    seen: Collection[SeenDevice],
     estimable: Sequence[EstimableDevice],
 ) -> PlanProposal:
     """Return a plan by estimates alone, as `propose_here` makes it where nothing was measured. Raises PlanError."""
@@ -117,12 +117,12 @@ def _propose_seen(
     store: ProfileStore,
     free_bytes: Mapping[str, int],
     allowed: Allowed | None,
-    seen: Collection[tuple[str, Hardware]],
+    seen: Collection[SeenDevice],
     lacks: Mapping[str, str],
     measured: list[MeasuredHardware],
     estimable: Sequence[EstimableDevice] = (),
 ) -> PlanProposal:
-    present = {hardware for _, hardware in seen}
+    present = {device.hardware for device in seen}
     here, left_out = choose_present(measured, present)
     devices = frozenset(hardware.hardware for hardware in here)
     host = PresentHost(
@@ -175,7 +175,7 @@ def _propose_hosts(
         request.exactness,
         links=links,
         allowed=allowed,
-        left=lambda hardware: sum_reserved_bytes(hardware, request.beside, request.most_replicas),
+        left=partial(sum_reserved_bytes, beside=request.beside, replicas=request.most_replicas),
     )
     cluster, sources, lacking = leave_lacking(cluster, behind, list_lacking(hosts, measured))
     lacking += [line for line in list_unfit_runtimes(hosts) if not any(line in other for other in lacking)]
@@ -185,9 +185,9 @@ def _propose_hosts(
         raise NoProfile("; ".join([_no_profile(request, store, measured), *lacking, *left_out]))
     stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
     cluster, untold = _leave_out_untold(cluster, Objective(request.placement.objective), stated)
-    cluster = share_time(leave_taken(cluster, sources, request.taken), sources, request.taken)
+    cluster = share_time(leave_taken(cluster, request.taken), request.taken)
     made = build_proposal(cluster, request, sources, _of_these_files(store.pairs(), request))
-    others = describe_taken(cluster, sources, request.taken)
+    others = describe_taken(cluster, request.taken)
     return replace(made, assumed=(*made.assumed, *others, *lacking, *left_out, *untold))
 
 

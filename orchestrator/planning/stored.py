@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -29,8 +29,9 @@ _UNKNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class MeasuredHardware:
-    """One physical device, with all that was measured of it: a processor may have been measured with several
-    runtimes, each under its own fingerprint. `memory`: what workers held there. See planning.estimates.DeviceSource."""
+    """A kind of device, with all that was measured of it, on any of those that are alike. A processor may have been
+    measured with several runtimes, each under its own fingerprint. `memory`: what workers held there. See
+    planning.estimates.DeviceSource."""
 
     hardware: Hardware
     devices: tuple[MeasuredDevice, ...]
@@ -44,11 +45,7 @@ class MeasuredHardware:
     @property
     def name(self) -> str:
         """Return what a runtime calls it, the shortest of all."""
-        return min((device.device for device in self.devices), key=lambda name: (len(name), name))
-
-    def device_for(self, adapter: str) -> str:
-        """Return what that runtime calls it; "" where it was not measured with it."""
-        return next((device.device for device in self.devices if device.adapter == adapter), "")
+        return name_shortest(device.device for device in self.devices)
 
     @property
     def power_w(self) -> float:
@@ -112,7 +109,6 @@ class MeasuredHardware:
             memory
             for memory in self.memory
             if memory.adapter == option.runtime
-            and memory.device == self.device_for(option.runtime)
             and memory.model_digest == target.digest
             and (memory.format == option.weights or option.source == "estimate")
         ]
@@ -127,6 +123,10 @@ class MeasuredHardware:
         beside = option.ends.sum_weights(first=True, last=True) + option.ends.logits
         beside += model.shape.layers * option.layer_bytes + option.workspace_bytes
         return replace(option, fixed_bytes=max(0, int(held - beside)))
+
+
+def name_shortest(names: Iterable[str]) -> str:
+    return min(names, key=lambda name: (len(name), name))
 
 
 def load_measured_hardware(store: ProfileStore, versions: Mapping[str, str] = _UNKNOWN) -> list[MeasuredHardware]:
@@ -151,10 +151,19 @@ def load_measured_hardware(store: ProfileStore, versions: Mapping[str, str] = _U
     models = store.models()
     kinds = []
     for hardware, seen in devices.items():
-        marks = {(device.fingerprint, device.adapter, device.device) for device in seen}
-        mine = tuple(model for model in models if (model.fingerprint, model.adapter, model.device) in marks)
+        marks = {(device.fingerprint, device.adapter) for device in seen}
+        mine = _keep_newest(model for model in models if (model.fingerprint, model.adapter) in marks)
         kinds.append(MeasuredHardware(hardware, tuple(seen), mine, _list_memory(store, seen)))
     return sorted(kinds, key=lambda kind: (kind.hardware.name, kind.name))
+
+
+def _keep_newest(models: Iterable[MeasuredModel]) -> tuple[MeasuredModel, ...]:
+    """Return what was measured of each model, on whichever of several devices that are alike."""
+    newest: dict[tuple[object, ...], MeasuredModel] = {}
+    for model in sorted(models, key=lambda model: model.measured_at):
+        run_as = (model.fingerprint, model.adapter, model.formats, model.exactness, model.threads)
+        newest[(*run_as, model.role, model.model, model.model_digest)] = model
+    return tuple(newest.values())
 
 
 def _list_memory(store: ProfileStore, devices: Sequence[MeasuredDevice]) -> tuple[MeasuredMemory, ...]:
@@ -178,7 +187,7 @@ def add_devices(
     known = {kind.hardware: kind for kind in kinds}
     for device in more:
         kind = known.get(device.hardware, MeasuredHardware(device.hardware, (), ()))
-        if not kind.device_for(device.adapter):
+        if all(other.adapter != device.adapter for other in kind.devices):
             memory = (*kind.memory, *_list_memory(store, [device]))
             known[device.hardware] = replace(kind, devices=(*kind.devices, device), memory=memory)
     return list(known.values())

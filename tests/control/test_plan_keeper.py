@@ -94,8 +94,8 @@ class Making:
         health: Mapping[str, tuple[float, str]],
         loads: Mapping[str, DeviceLoad],
     ) -> StartPlan:
-        cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
-        cluster = apply_loads(cluster, first.behind, loads)
+        cluster = apply_health(correct_costs(first.cluster, corrections), health)
+        cluster = apply_loads(cluster, loads)
         proposal = build_proposal(cluster, first.request, first.behind)
         return name_workers(replace(proposal, assumed=(*proposal.assumed, *first.assumed)), self.way)
 
@@ -404,7 +404,7 @@ async def test_what_others_took_while_a_profile_was_taken_is_no_reason_to_leave_
 
 def keeper_rate(directory, others: float) -> float:
     alone = first_plan(directory, {"SIM": 2.0, "SIM.1": 9.0})
-    cluster = apply_loads(alone.cluster, alone.behind, sample_others(SIM=others).means)
+    cluster = apply_loads(alone.cluster, sample_others(SIM=others).means)
     return build_proposal(cluster, alone.request, alone.behind).plan.goodput_tokens_per_s
 
 
@@ -424,11 +424,11 @@ async def test_rounds_beside_another_program_are_no_drift(tmp_path):
 def test_live_state_is_what_a_plan_is_made_of(tmp_path):
     first = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 3.0})
     seen = DeviceLoad(0.7, 0.4, {}, 100, 60, 15, temperature_c=95.0, temperature_limit_c=95.0, queue_depth=2.5)
-    one, other = apply_loads(first.cluster, first.behind, {"here/SIM": seen}, lambda source: 5).devices
+    one, other = apply_loads(first.cluster, {"here/SIM": seen}, lambda device: 5).devices
     assert (one.utilisation, one.queue_depth, one.memory_bytes) == (0.4, 2.5, 70)
     assert (one.health, one.health_why) == (0.5, "here/SIM slows itself down: 95 of 95 °C")
     assert other == first.cluster.devices[1]
-    again = apply_loads(apply_loads(first.cluster, first.behind, {"here/SIM": seen}), first.behind, {})
+    again = apply_loads(apply_loads(first.cluster, {"here/SIM": seen}), {})
     assert again.devices[0].utilisation == 0.0, "of what nobody samples nothing is known"
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.device_load import DeviceLoad
-from device_profiles.measured import Hardware
+from device_profiles.measured import Hardware, SeenDevice
 from device_profiles.store import ProfileStore
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
@@ -54,8 +54,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 def host(node: str, runtimes: set[str], **stated: int) -> PresentHost:
     """A host that sees its device with these runtimes alone."""
     lacks = {name: f"{name} is not installed" for name in RUNTIMES if name not in runtimes}
-    seen = {(name, KIND) for name in runtimes}
+    seen = {SeenDevice(name, RUNTIMES[name][0], KIND) for name in runtimes}
     return PresentHost(node, frozenset({KIND}), {"SIM": GIB}, seen=seen, lacks=lacks, stated_bytes=stated)
+
+
+def call_device(runtimes: set[str]) -> str:
+    """What plans call the device of a host: as the runtimes there do."""
+    return min((RUNTIMES[name][0] for name in runtimes or RUNTIMES), key=len)
 
 
 def propose(measured: Measured, *hosts: PresentHost) -> PlanProposal:
@@ -76,14 +81,19 @@ def test_no_plan_takes_a_runtime_where_it_is_lacking_and_each_says_so(measured: 
         with pytest.raises(PlanError) as refused:
             propose(measured, *hosts)
         for node, name in lacking:
-            assert f"{node}/SIM: {name} is left out there: {name} is not installed" in str(refused.value)
+            assert f"{node}/{call_device(there[node])}: {name} is left out there: {name} is not installed" in str(
+                refused.value
+            )
         return
     first = propose(measured, *hosts)
     for proposal in (first, plan_again(measured, first, {})):
         assert proposal.plan.shards
         assert all(shard.runtime in there[shard.host] for shard in proposal.plan.shards)
         for node, name in lacking:
-            assert f"{node}/SIM: {name} is left out there: {name} is not installed" in proposal.assumed
+            assert (
+                f"{node}/{call_device(there[node])}: {name} is left out there: {name} is not installed"
+                in proposal.assumed
+            )
 
 
 @given(
@@ -114,11 +124,11 @@ def test_on_a_device_without_a_stated_bound_a_plan_made_again_may_fill_what_is_t
 
 def test_one_machine_is_not_planned_with_a_runtime_that_is_gone_from_it(measured: Measured):
     asked = build_request_from_config(measured.config, Path())
-    seen, lacks = {("other_rt", KIND)}, {"one_rt": "one_rt is not installed"}
+    seen, lacks = {SeenDevice("other_rt", "simulated:0", KIND)}, {"one_rt": "one_rt is not installed"}
     found = propose_here(asked, measured.store, {}, None, seen, lacks)
     assert {one.runtime for one in found.plan.shards} == {"other_rt"}
-    assert f"{THIS_NODE}/SIM: one_rt is left out there: one_rt is not installed" in found.assumed
-    assert f"{THIS_NODE}/SIM: third_rt is left out there: it does not see the device" in found.assumed
+    assert f"{THIS_NODE}/simulated:0: one_rt is left out there: one_rt is not installed" in found.assumed
+    assert f"{THIS_NODE}/simulated:0: third_rt is left out there: it does not see the device" in found.assumed
 
 
 def test_what_another_library_of_a_runtime_was_measured_with_is_not_planned_with(tmp_path: Path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_profiles.measured import Hardware
+from device_profiles.measured import Hardware, SeenDevice
 from device_profiles.store import ProfileStore
 from device_profiles.units import MIB
 from orchestrator.config.drafts import ModelDraft
@@ -148,7 +148,7 @@ def test_of_a_store_with_other_machines_profiles_a_plan_takes_what_is_here(tmp_p
     store = store_simulated_profiles(tmp_path, {"SIM": 20.0})
     store_simulated_profiles(tmp_path, {"SIM": 5.0}, memory_bytes=2 * GIB, measured_at="2026-02-01")
     here = Hardware("simulated", "simulated device SIM", GIB)
-    found = propose_here(asked, store, {}, seen={("simulated", here)})
+    found = propose_here(asked, store, {}, seen={SeenDevice("simulated", "SIM", here)})
     assert [one.memory_bytes for one in found.cluster.devices] == [GIB]
     assert any("left out, it is another machine's, or its memory" in line for line in found.assumed)
     newest = propose_here(asked, store, {})

@@ -32,11 +32,10 @@ from orchestrator.machine.devices import LocalDevices, list_devices_here
 from orchestrator.planning.applied import CoresByHost, apply_plan, build_option_filter, name_shard_device
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
-from orchestrator.planning.estimates import DeviceSource, EstimableDevice
+from orchestrator.planning.estimates import EstimableDevice
 from orchestrator.planning.neighbours import TakenPlace, leave_taken, share_time, sum_reserved_bytes
 from orchestrator.planning.profiling.work import Work, list_unfit, profile_store
 from orchestrator.planning.proposal import PlanProposal, build_proposal, propose_estimated, propose_here
-from orchestrator.planning.stored import MeasuredHardware
 from orchestrator.planning.wanted import PlanError, PlanRequest, build_request_from_config, start_replicas
 from orchestrator.protocol.contract import WorkerSpec
 from policies.speculation.state import COLD_DEPTH
@@ -98,7 +97,7 @@ def _leave_busy(
     if not loads:
         return proposal
     busy = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
-    cluster = share_time(apply_loads(proposal.cluster, proposal.behind, busy), proposal.behind, taken)
+    cluster = share_time(apply_loads(proposal.cluster, busy), taken)
     return replace(build_proposal(cluster, proposal.request, proposal.behind, proposal.pairs), assumed=proposal.assumed)
 
 
@@ -169,10 +168,11 @@ class PlanMaking:
         """Return the plan with costs as they turned out to be, without devices that refuse work, and with what other
         programs and other targets leave of the rest. Raises PlanError."""
         taken = self.list_taken()
-        left = leave_taken(first.cluster, first.behind, taken, first.request.taken)
-        well = apply_health(correct_costs(left, corrections), first.behind, health)
-        cluster = apply_loads(well, first.behind, loads, partial(_count_reserved, first))
-        cluster = share_time(cluster, first.behind, taken)
+        left = leave_taken(first.cluster, taken, first.request.taken)
+        well = apply_health(correct_costs(left, corrections), health)
+        beside, replicas = first.request.beside, first.request.most_replicas
+        cluster = apply_loads(well, loads, partial(sum_reserved_bytes, beside=beside, replicas=replicas))
+        cluster = share_time(cluster, taken)
         proposal = build_proposal(cluster, first.request, first.behind, first.pairs)
         # What is left out stays so, and goes on being told.
         complete = replace(proposal, assumed=tuple(dict.fromkeys((*proposal.assumed, *first.assumed))))
@@ -189,13 +189,6 @@ class PlanMaking:
         later = "at the next start" if self.config.plans_hosts else "when nobody asks"
         again = "run `outrider profile`" if never else f"it is measured again {later}"
         return f"the profile of {first.request.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
-
-
-def _count_reserved(first: PlanProposal, source: DeviceSource) -> int:
-    """Return the memory of a device that is for what the plan does not place."""
-    if not isinstance(source, MeasuredHardware):
-        return 0
-    return sum_reserved_bytes(source, first.request.beside, first.request.most_replicas)
 
 
 def build_start_plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel
+from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel, SeenDevice
 from orchestrator.protocol.measuring import ProfileJob
 
 
@@ -59,9 +59,9 @@ class HostInventory:
         return frozenset(device.hardware for device in self.devices)
 
     @property
-    def seen(self) -> frozenset[tuple[str, Hardware]]:
+    def seen(self) -> frozenset[SeenDevice]:
         """The devices that each runtime sees."""
-        return frozenset((device.adapter, device.hardware) for device in self.devices)
+        return frozenset(SeenDevice(device.adapter, device.device, device.hardware) for device in self.devices)
 
     @property
     def problems(self) -> list[str]:

@@ -23,7 +23,7 @@ from adapters.model_store import ModelStore
 from adapters.names import CONVERTING_ADAPTERS, LLAMA_CPP, OWN_ADAPTERS, SHARDING_ADAPTERS, normalise_device
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.acceptance import PairAcceptance, TargetTexts
-from device_profiles.device_names import is_processor, is_same_device
+from device_profiles.device_names import is_processor, is_same_device, number_unit
 from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile, find_listed_device
 from device_profiles.store import ProfileStore
@@ -195,6 +195,7 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     sizes = _check_head(engine.model)
     # The configured runtime first: of the first one is also what the target says.
     devices = sorted(_on_devices(engine.model, wanted), key=lambda device: device.adapter != engine.model.adapter)
+    devices = _keep_unlike(devices, config.model.device)
     if not devices:
         raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
     work = []
@@ -208,7 +209,7 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     known: list[ModelOptions] = []  # several replicas may have a draft
     for draft in (*engine.drafters, *own):
         if isinstance(draft, ModelDraftOptions):
-            for place in _places(draft, wanted):
+            for place in _keep_unlike(_places(draft, wanted), draft.model.device):
                 moved = msgspec.structs.replace(draft.model, adapter=place.adapter, device=place.name)
                 if moved not in known:
                     known.append(moved)
@@ -303,11 +304,22 @@ def _list_cut_runtimes(config: ClusterConfig, model: ModelOptions, sizes: Decode
     able = tuple(name for name in own if config.model.adapter in (AUTO, name))
     if config.cluster.address:
         return able
-    here: set[Hardware] = set()
+    here: set[tuple[Hardware, str]] = set()
     for name in able if config.model.device == AUTO else ():
         with suppress(AdapterUnavailable):
-            here |= {hardware(device) for device in registry.list_devices(name)}
+            here |= {(hardware(device), number_unit(device.name)) for device in registry.list_devices(name)}
     return able if len(here) > 1 else ()
+
+
+def _keep_unlike(devices: Sequence[DeviceProfile], named: str) -> list[DeviceProfile]:
+    """Return one of those that are alike to their runtime: the `named` one, else the first. What is measured of it
+    holds for all."""
+    kinds: dict[tuple[str, str], DeviceProfile] = {}
+    for device in devices:
+        kind = (device.adapter, mark_of(device))
+        if kind not in kinds or is_same_device(device.name, named):
+            kinds[kind] = device
+    return list(kinds.values())
 
 
 def _work(job: ProfileJob, device: DeviceProfile) -> Work:

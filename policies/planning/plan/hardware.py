@@ -44,6 +44,7 @@ class Device:
     empty where not known. `health`: 1 where it works, less where it is suspect, 0 where nothing may be placed on it;
     `health_why`: why it is below 1.
     `price_per_hour`: what it costs beside its host, in currency units; 0 where not known, or the host's price has it.
+    `names`: each runtime that sees it, with what it calls it there.
     """
 
     id: str
@@ -59,6 +60,15 @@ class Device:
     queue_depth: float = 0.0
     price_per_hour: float = 0.0
     memory_stated: bool = False
+    names: tuple[tuple[str, str], ...] = ()
+
+    def name_for(self, runtime: str) -> str:
+        """Return what a runtime calls it; where that does not see it, its name here."""
+        return dict(self.names).get(runtime, self.id.rpartition("/")[2])
+
+    def list_places(self) -> list[str]:
+        """Return how it is called as "HOST/DEVICE", by any of its runtimes' names."""
+        return [self.id, *(f"{self.host}/{name}" for _, name in self.names)]
 
 
 @dataclass(frozen=True, slots=True)

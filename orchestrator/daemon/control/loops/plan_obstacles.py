@@ -153,5 +153,5 @@ def find_places(first: PlanProposal, spec: WorkerSpec) -> set[Place]:
     return {
         (device.id, runtime)
         for device in first.cluster.devices
-        if device.host == host and is_same_device(first.behind[device.profile].device_for(runtime), spec.device)
+        if device.host == host and is_same_device(device.name_for(runtime), spec.device)
     }
