@@ -54,7 +54,7 @@ def test_a_daemon_plans_again_behind_a_fault_of_its_device_and_streams_are_whole
 ) -> None:
     expected = [read_stream(plain, seed) for seed in range(STREAMS)]
     extra = "placement: {profile: never, drift_after_s: 0.5, replan_pause_s: 0.2}\nlimits: {kv_cache: 64 MiB}"
-    config = write_planned_machine(tmp_path, [20.0, 30.0], extra)
+    config = write_planned_machine(tmp_path, {"fake device 0": 20.0, "fake device 1": 30.0}, extra)
     with running(config) as daemon, ThreadPoolExecutor(STREAMS) as pool:
         assert find_planned(daemon) == ["here/CUDA:0"], "the faster one"
         streams = [pool.submit(read_stream, daemon, seed) for seed in range(STREAMS)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def nvmlDeviceGetHandleByIndex(index):
 
 
 def nvmlDeviceGetName(handle):
-    return f"fake device {handle}"
+    return _devices()[handle]["name"]
 
 
 def nvmlDeviceGetUUID(handle):
@@ -158,8 +158,9 @@ class Adapter:
         self._simulated = SimulatedAdapter()
 
     def devices(self):
+        names = [device["name"] for device in pynvml._devices()]
         return [
-            replace(device, adapter=self.name, name=f"CUDA:{index}", kind="cuda", full_name=f"fake device {index}")
+            replace(device, adapter=self.name, name=f"CUDA:{index}", kind="cuda", full_name=names[index])
             for index, device in enumerate(self._simulated.devices())
         ]
 
@@ -184,12 +185,12 @@ class Adapter:
 '''
 
 
-def write_machine(site: Path) -> None:
+def write_machine(site: Path, names: Sequence[str] = ("fake device 0", "fake device 1")) -> None:
     """Write two devices of 8 GiB. `site` belongs at the front of PYTHONPATH, before the real pynvml."""
     write_distribution(site, "fake-cuda", "fake_cuda", _RUNTIME, fake_cuda="fake_cuda:Adapter")
     (site / "pynvml.py").write_text(_NVML, encoding="utf-8")
     well = {"lost": False, "used": GIB, "busy": 0, "temperature_c": 50, "slowdowns": 0, "memory_errors": 0}
-    _write_devices(site, [well, well])
+    _write_devices(site, [{"name": name, **well} for name in names])
 
 
 def change_device(site: Path, index: int, **facts: Any) -> None:
@@ -213,19 +214,19 @@ def write_machine_config(directory: Path, extra: str) -> Path:
     return path
 
 
-def write_planned_machine(directory: Path, row_ms: Sequence[float], extra: str) -> Path:
-    """Write a cluster.yaml of one replica on the device that a plan chooses, and stored profiles of the devices: what a
-    forward takes on each."""
+def write_planned_machine(directory: Path, row_ms: Mapping[str, float], extra: str, replicas: str = "1") -> Path:
+    """Write a cluster.yaml of `replicas` on the devices that a plan chooses, and a stored profile of each kind: what a
+    forward takes on one of that name."""
     script = "base_ms=20"
-    for index, ms in enumerate(row_ms):
+    for index, (name, ms) in enumerate(row_ms.items()):
         store_simulated_profiles(
             directory / "store" / "profiles",
             {f"CUDA:{index}": ms},
             script=script,
             adapter="fake_cuda",
-            hardware=Hardware("cuda", f"fake device {index}", 8 * GIB, driver="1.0", isa=("sm_90",)),
+            hardware=Hardware("cuda", name, 8 * GIB, driver="1.0", isa=("sm_90",)),
             version="fake-cuda 0.1",
         )
-    path = configuration(directory, script=script, extra=f"drafts: []\n{extra}")
+    path = configuration(directory, script=script, replicas=replicas, extra=f"drafts: []\n{extra}")
     path.write_text(path.read_text().replace("adapter: simulated", "adapter: fake_cuda, device: auto", 1))
     return path
