@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
 
 from device_profiles.cost import StepCost
 from device_profiles.curve_fit import StepSample
@@ -36,14 +35,6 @@ class Hardware:
     numa_nodes: int = 1
     physical_cores: int = 0
     isa: tuple[str, ...] = ()
-
-
-class SeenDevice(NamedTuple):
-    """A device of a host that a runtime sees, and what that runtime calls it."""
-
-    adapter: str
-    device: str
-    hardware: Hardware
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,11 +198,11 @@ def _propose_target(
     request = replace(build_request_from_config(target, base), taken=taken)
     if profiles is not None:
         return propose_here(request, ProfileStore(profiles), {})
-    from orchestrator.machine.devices import list_devices_here
+    from orchestrator.machine.devices import list_devices_here, list_free_bytes
     from orchestrator.planning.profiling.work import profile_store
 
     here = list_devices_here()
-    store, free = profile_store(target), here.free_bytes
+    store, free = profile_store(target), list_free_bytes(here.seen)
     proposal = propose_here(request, store, free, seen=here.seen, lacks=here.lacks, versions=here.versions)
     return add_device_layers(target, base, proposal)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from adapters import registry
@@ -11,7 +11,7 @@ from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.device_memory import read_device_memory
 from adapters.hardware import cores, hardware, name_device_kind, runtime_version
 from device_profiles.device_names import CPU_KIND, split_device
-from device_profiles.measured import SeenDevice, fingerprint
+from device_profiles.measured import Hardware, fingerprint
 from device_profiles.profile import DeviceProfile, find_listed_device
 
 
@@ -37,31 +37,53 @@ def find_device(adapter: str, device: str) -> DeviceProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenDevice:
+    """A device of a host as a runtime sees it there, under that runtime's name for it. `fingerprint`: of its hardware,
+    driver and runtime. Memory in bytes, 0 where it is not known."""
+
+    adapter: str
+    device: str
+    hardware: Hardware
+    runtime_version: str = ""
+    fingerprint: str = ""
+    memory_bytes: int = 0
+    free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LocalDevices:
-    seen: frozenset[SeenDevice]
-    """As each runtime sees them."""
-    versions: dict[str, str]
-    """Of these runtimes."""
+    """What runtimes see of this machine. `lacks`: why other runtimes see nothing."""
+
+    seen: tuple[SeenDevice, ...]
     lacks: dict[str, str]
-    """Why other runtimes see nothing."""
-    free_bytes: dict[str, int]
-    """What is free on each now, by each name that a runtime has for it; left out where it is not known."""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Those of the runtimes."""
+        return {device.adapter: device.runtime_version for device in self.seen}
 
 
 def list_devices_here(runtimes: Sequence[str] = ()) -> LocalDevices:
     """Return the devices of this machine as these runtimes see them, all where none are named."""
-    devices: list[DeviceProfile] = []
+    seen: list[SeenDevice] = []
     lacks: dict[str, str] = {}
     for name in runtimes or registry.names():
         try:
-            devices += registry.list_devices(name)
+            seen += list(map(_see_device, registry.list_devices(name)))
         except AdapterUnavailable as error:
             lacks[name] = str(error)
-    seen = frozenset(SeenDevice(device.adapter, device.name, hardware(device)) for device in devices)
-    memories = {device.name: read_device_memory(device) for device in devices}
-    versions = {name: runtime_version(name) for name in {device.adapter for device in devices}}
-    free_bytes = {name: memory.free_bytes for name, memory in memories.items() if memory.total_bytes}
-    return LocalDevices(seen, versions, lacks, free_bytes)
+    return LocalDevices(tuple(seen), lacks)
+
+
+def _see_device(device: DeviceProfile) -> SeenDevice:
+    facts, version, memory = hardware(device), runtime_version(device.adapter), read_device_memory(device)
+    mark = fingerprint(facts, version)
+    return SeenDevice(device.adapter, device.name, facts, version, mark, memory.total_bytes, memory.free_bytes)
+
+
+def list_free_bytes(seen: Iterable[SeenDevice]) -> dict[str, int]:
+    """Return what is free of each device, by every name that a runtime has for it; left out where it is not known."""
+    return {device.device: device.free_bytes for device in seen if device.memory_bytes}
 
 
 def mark_of(device: DeviceProfile) -> str:

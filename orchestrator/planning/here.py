@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from device_profiles.device_names import name_compute_unit, name_without_number, number_unit
 from device_profiles.link import LinkProfile
-from device_profiles.measured import Hardware, SeenDevice
+from device_profiles.measured import Hardware
 from device_profiles.profile import Exactness
+from orchestrator.machine.devices import SeenDevice
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.sketched import build_device
 from orchestrator.planning.stored import MeasuredHardware, name_shortest

@@ -9,11 +9,11 @@ from typing import Final
 
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import load_known_devices
-from device_profiles.measured import SeenDevice
 from device_profiles.store import ProfileStore
 from orchestrator.config.hosts import host_names
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.config.sketch import Sketch
+from orchestrator.machine.devices import SeenDevice
 from orchestrator.planning.estimates import DeviceSource, EstimableDevice, Stated, estimate_option
 from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.lacking import leave_lacking, list_lacking, list_unfit_runtimes

@@ -18,12 +18,12 @@ from tests.support.control_groups import FakeGroups, memory_group, run_in_group
 ASK = """
 import json
 from adapters.device_memory import read_host_memory
-from orchestrator.machine.devices import list_devices_here
+from orchestrator.machine.devices import list_devices_here, list_free_bytes
 from orchestrator.machine.device_sampler import DeviceSampler
 memory, load = read_host_memory(), DeviceSampler().sample()["CPU"]
 print(json.dumps({
     "total": memory.total_bytes, "free": memory.free_bytes, "file": str(memory.limit_file),
-    "placement": list_devices_here().free_bytes["CPU"],
+    "placement": list_free_bytes(list_devices_here().seen)["CPU"],
     "load": load.memory_total_bytes,
 }))
 """

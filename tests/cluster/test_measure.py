@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from device_profiles.measured import Hardware
 from orchestrator.daemon.cluster.inventory import (
-    FoundDevice,
     HostInventory,
     MissingProfile,
     describe_skew,
@@ -18,6 +17,7 @@ from orchestrator.daemon.cluster.inventory import (
 )
 from orchestrator.daemon.cluster.measure import MOST_PATHS, pack_paths, sample_paths, share_work
 from orchestrator.fitting.worker_options import engine_options
+from orchestrator.machine.devices import SeenDevice
 from orchestrator.protocol.measuring import ProfileJob
 from tests.support.config import parse_config
 
@@ -27,7 +27,7 @@ ENGINE = engine_options(parse_config("model: {source: 'simulated:toy', adapter: 
 def host_with(*fingerprints: str, role: str = "target", version: str = "1", python: str = "3.11.7") -> HostInventory:
     job = ProfileJob(ENGINE, ENGINE.model, "target" if role == "target" else "draft")
     missing = tuple(MissingProfile(job, one, 1, "digest") for one in fingerprints)
-    device = FoundDevice("openvino_rt", "CPU", f"openvino {version}", "f", Hardware("cpu", "a", 1), 1, 1)
+    device = SeenDevice("openvino_rt", "CPU", Hardware("cpu", "a", 1), f"openvino {version}", "f", 1, 1)
     return HostInventory("10.0.0.1", "a", version, python, (0,), (device,), missing=missing)
 
 

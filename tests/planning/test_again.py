@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.device_load import DeviceLoad
-from device_profiles.measured import Hardware, SeenDevice
+from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.bootstrap.planning import PlanMaking
+from orchestrator.machine.devices import SeenDevice
 from orchestrator.planning.here import PresentHost, PresentLinks
 from orchestrator.planning.proposal import PlanProposal, propose_here, propose_hosts
 from orchestrator.planning.stored import load_measured_hardware

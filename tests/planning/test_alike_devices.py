@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.device_load import DeviceLoad
-from device_profiles.measured import Hardware, SeenDevice
+from device_profiles.measured import Hardware
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.bootstrap.planning import build_start_plan
 from orchestrator.launch.ray_places import list_gpus
+from orchestrator.machine.devices import SeenDevice
 from orchestrator.planning.applied import apply_plan, build_option_filter
 from orchestrator.planning.correction import apply_health, apply_loads
 from orchestrator.planning.here import PresentHost, PresentLinks, cluster_present

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from device_profiles.measured import Hardware, SeenDevice
+from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
 from device_profiles.units import MIB
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.sketch import load_sketch
 from orchestrator.daemon.bootstrap.start_specs import build_start_specs
+from orchestrator.machine.devices import SeenDevice
 from orchestrator.planning.applied import apply_plan, build_option_filter, list_unplaced_drafts
 from orchestrator.planning.basis import basis
 from orchestrator.planning.basis import plain as plain_data

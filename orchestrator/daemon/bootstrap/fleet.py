@@ -26,6 +26,7 @@ from orchestrator.daemon.control.loops.device_watch import LoadObserver
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.errors import OutriderError
+from orchestrator.machine.devices import list_free_bytes
 from orchestrator.planning.applied import build_option_filter
 from orchestrator.planning.here import PresentHost, PresentLinks
 from orchestrator.planning.neighbours import TakenPlace
@@ -127,7 +128,12 @@ class FleetPlanning:
             listed = self.fleet.describe_listed(node)
             own = self._config.devices.price_per_hour if node == THIS_NODE else 0.0
             present = PresentHost(
-                node, host.hardware, host.free_bytes, price_per_hour=own, seen=host.seen, lacks=host.lacks
+                node,
+                host.hardware,
+                list_free_bytes(host.devices),
+                price_per_hour=own,
+                seen=host.devices,
+                lacks=host.lacks,
             )
             if listed is not None:
                 present = replace(

@@ -28,7 +28,7 @@ from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.fitting.device_layers import tell_device_layers
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.launch.homes import sum_orphans_bytes
-from orchestrator.machine.devices import LocalDevices, list_devices_here
+from orchestrator.machine.devices import SeenDevice, list_devices_here, list_free_bytes
 from orchestrator.planning.applied import CoresByHost, apply_plan, build_option_filter, name_shard_device
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
@@ -77,7 +77,7 @@ def plan_at_once(
     request = build_local_request(config, base, taken, digests=bool(known))
     here = list_devices_here(IN_PLACE_ADAPTERS)
     devices = [_find_estimable(work, store) for work in wanted]
-    free, allowed = _count_free(here, _count_own_bytes(state)), build_option_filter(config, request)
+    free, allowed = _count_free(here.seen, _count_own_bytes(state)), build_option_filter(config, request)
     try:
         proposal = propose_estimated(request, store, free, allowed, here.seen, devices)
     except PlanError:
@@ -123,7 +123,7 @@ def propose_local(config: ClusterConfig, base: Path, request: PlanRequest, ours_
     here = list_devices_here()
     store, wanted = profile_store(config), list_wanted(config, base)
     devices = [_find_estimable(work, store) for work in wanted if work.job.role == "target"]
-    free, allowed = _count_free(here, ours_bytes), build_option_filter(config, request)
+    free, allowed = _count_free(here.seen, ours_bytes), build_option_filter(config, request)
     lacks = here.lacks | list_unfit(config, base)
     proposal = propose_here(request, store, free, allowed, here.seen, lacks, devices, here.versions)
     return add_device_layers(config, base, proposal)
@@ -133,8 +133,9 @@ def _find_estimable(work: Work, store: ProfileStore) -> EstimableDevice:
     return EstimableDevice(work.find_device_profile(store) or work.assume_device(), work.is_prepared())
 
 
-def _count_free(here: LocalDevices, ours_bytes: int) -> dict[str, int]:
-    return {name: free + (ours_bytes if is_processor(name) else 0) for name, free in here.free_bytes.items()}
+def _count_free(seen: Sequence[SeenDevice], ours_bytes: int) -> dict[str, int]:
+    free_bytes = list_free_bytes(seen)
+    return {name: free + (ours_bytes if is_processor(name) else 0) for name, free in free_bytes.items()}
 
 
 def add_device_layers(config: ClusterConfig, base: Path, proposal: PlanProposal) -> PlanProposal:

@@ -13,19 +13,15 @@ from typing import Any
 
 import msgspec
 
-from adapters import registry
 from adapters.builds import list_bit_versions
-from adapters.contract import AdapterError, AdapterUnavailable
-from adapters.device_memory import read_device_memory
-from adapters.hardware import hardware, runtime_version
+from adapters.contract import AdapterError
 from device_profiles.device_names import name_compute_unit
-from device_profiles.profile import DeviceProfile
 from orchestrator.config.load import parse_config
 from orchestrator.config.model import ClusterConfig, Store
-from orchestrator.daemon.cluster.inventory import FoundDevice, HostInventory, MissingProfile
+from orchestrator.daemon.cluster.inventory import HostInventory, MissingProfile
 from orchestrator.errors import OutriderError
 from orchestrator.machine.device_sampler import DeviceSampler
-from orchestrator.machine.devices import mark_of
+from orchestrator.machine.devices import list_devices_here, list_free_bytes
 from orchestrator.planning.profiling.work import Work, is_requested, list_unfit, list_work, profile_store
 from orchestrator.protocol.commands import Command, CountAsOurs, Stop
 from orchestrator.protocol.contract import NODE_ADDRESS, WorkerSpec
@@ -90,22 +86,16 @@ class Agent:
 
 def describe_host(options: AgentOptions) -> HostInventory:
     """Return what this host has. Raises OutriderError where the configuration cannot be read here."""
-    lacks: dict[str, str] = {}
-    failed: list[str] = []
-    devices: list[FoundDevice] = []
-    for name in registry.names():
-        try:
-            devices += [_describe_device(device) for device in registry.list_devices(name)]
-        except AdapterUnavailable as error:
-            lacks[name] = str(error)
+    here, failed = list_devices_here(), list[str]()
+    lacks = here.lacks
     config, path = _read_configuration(options)
     store = profile_store(config)
-    marks = {device.fingerprint for device in devices}
+    marks = {device.fingerprint for device in here.seen}
     missing: list[MissingProfile] = []
     try:
         lacks |= list_unfit(config, path.parent)
         work = [work for work in list_work(config, path.parent) if is_requested(work, config)]
-        room = {device.device: device.free_bytes for device in devices} | options.stated_bytes
+        room = list_free_bytes(here.seen) | options.stated_bytes
         work = [_state_room(piece, room, config.placement.keep_free) for piece in work]
         missing = [
             MissingProfile(piece.job, piece.fingerprint, piece.threads, piece.digest)
@@ -120,7 +110,7 @@ def describe_host(options: AgentOptions) -> HostInventory:
         version=version("outrider"),
         python=platform.python_version(),
         cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
-        devices=tuple(devices),
+        devices=here.seen,
         libraries=list_bit_versions(),
         lacks=lacks,
         failed=tuple(failed),
@@ -141,16 +131,3 @@ def _read_configuration(options: AgentOptions) -> tuple[ClusterConfig, Path]:
     path = Path(options.path)
     config = parse_config(options.text, path)[0].targets[options.target]
     return config.model_copy(update={"store": Store(directory=options.store)}), path
-
-
-def _describe_device(device: DeviceProfile) -> FoundDevice:
-    memory = read_device_memory(device)
-    return FoundDevice(
-        adapter=device.adapter,
-        device=device.name,
-        runtime_version=runtime_version(device.adapter),
-        fingerprint=mark_of(device),
-        hardware=hardware(device),
-        memory_bytes=memory.total_bytes,
-        free_bytes=memory.free_bytes,
-    )

@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel, SeenDevice
+from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel
+from orchestrator.machine.devices import SeenDevice
 from orchestrator.protocol.measuring import ProfileJob
-
-
-@dataclass(frozen=True, slots=True)
-class FoundDevice:
-    """A device as one runtime sees it. `fingerprint`: of its hardware, driver and runtime. Memory in bytes, 0 where it
-    is not known."""
-
-    adapter: str
-    device: str
-    runtime_version: str
-    fingerprint: str
-    hardware: Hardware
-    memory_bytes: int
-    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +32,7 @@ class HostInventory:
     version: str
     python: str
     cores: tuple[int, ...]
-    devices: tuple[FoundDevice, ...]
+    devices: tuple[SeenDevice, ...]
     libraries: Mapping[str, str] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
@@ -59,19 +46,9 @@ class HostInventory:
         return frozenset(device.hardware for device in self.devices)
 
     @property
-    def seen(self) -> frozenset[SeenDevice]:
-        """The devices that each runtime sees."""
-        return frozenset(SeenDevice(device.adapter, device.device, device.hardware) for device in self.devices)
-
-    @property
     def problems(self) -> list[str]:
         """What cannot be used there, in a line each."""
         return [*(f"{runtime}: {why}" for runtime, why in self.lacks.items()), *self.failed]
-
-    @property
-    def free_bytes(self) -> dict[str, int]:
-        """What is free of each device, by every name that a runtime has for it; left out where it is not known."""
-        return {device.device: device.free_bytes for device in self.devices if device.memory_bytes}
 
 
 def describe_skew(host: HostInventory, own: HostInventory) -> str:
