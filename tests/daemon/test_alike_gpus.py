@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from device_profiles.store import ProfileStore
 from tests.daemon.test_device_replans import find_planned, read_stream
 from tests.daemon.test_foreign_adapters import put_on_path
 from tests.support.daemon import Daemon, outrider_process, running
@@ -52,17 +53,17 @@ def test_each_serves_a_replica_by_one_profile_and_what_one_loses_goes_on_at_the_
         until(lambda: find_planned(daemon) == PLACES[1:])
 
 
-@pytest.mark.parametrize(("written", "measured_on"), [("auto", "CUDA:0"), ("'CUDA:1'", "CUDA:1")])
-def test_they_are_measured_once_and_both_have_that_profile(
-    tmp_path: Path, site: Path, written: str, measured_on: str
-) -> None:
+def test_they_are_measured_once_and_both_have_that_profile(tmp_path: Path, site: Path) -> None:
     config = write_planned_machine(tmp_path, {}, "limits: {kv_cache: 64 MiB}")
-    config.write_text(config.read_text().replace("device: auto", f"device: {written}"))
-    measured = outrider_process("profile", "--json", "--seconds", "0.3", "--config", str(config))
+    config.write_text(config.read_text().replace("device: auto", "device: 'CUDA:1'"))
+    command = ("profile", "--json", "--device", "fake_cuda", "--seconds", "0.3", "--config", str(config))
+    measured = outrider_process(*command)
     assert measured.returncode == 0, measured.stderr
-    told = json.loads(measured.stdout)
-    assert [(model["adapter"], model["device"]) for model in told["models"]] == [("fake_cuda", measured_on)]
+    (device,) = json.loads(measured.stdout)["devices"]
+    assert device["device"] == "CUDA:1", "the one that is written"
+    assert [model.device for model in ProfileStore(tmp_path / "store" / "profiles").models()] == ["CUDA:1"]
     listed = outrider_process("devices", "--json", "--config", str(config))
     twins = [row for row in json.loads(listed.stdout) if row["runtime"] == "fake_cuda"]
-    dates = [(row["device"], row["measured_at"]) for row in twins]
-    assert dates == [(device, told["devices"][0]["measured_at"]) for device in ("CUDA:0", "CUDA:1")]
+    assert [(row["device"], row["measured_at"]) for row in twins] == [
+        (name, device["measured_at"]) for name in ("CUDA:0", "CUDA:1")
+    ]

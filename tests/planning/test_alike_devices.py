@@ -13,6 +13,7 @@ from device_profiles.device_load import DeviceLoad
 from device_profiles.measured import Hardware
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
+from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.bootstrap.planning import build_start_plan
@@ -31,7 +32,7 @@ from tests.support.profiles import GIB, store_simulated_profiles
 
 MIB = 1 << 20
 TWIN, OTHER = (Hardware("cuda", name, 8 * GIB, driver="1.0", isa=("sm_90",)) for name in ("twin", "other"))
-NAMES = {"simulated": "CUDA:{}", "llama_cpp": "CUDA{}"}
+NAMES = {"torch_device": "CUDA:{}", "llama_cpp": "CUDA{}"}
 """How runtimes spell the number of a GPU."""
 
 
@@ -42,7 +43,7 @@ def see(numbers: Iterable[int], hardware: Hardware = TWIN) -> frozenset[SeenDevi
 
 def store_twin(directory: Path, device: str = "CUDA:0", ms: float = 20.0, **more: object) -> ProfileStore:
     """A store in which one of the GPUs was measured."""
-    return store_simulated_profiles(directory, {device: ms}, hardware=TWIN, **more)  # type: ignore[arg-type]
+    return store_simulated_profiles(directory, {device: ms}, hardware=TWIN, adapter="torch_device", **more)  # type: ignore[arg-type]
 
 
 def write(model: str = "", more: str = "drafts: []\n") -> ClusterConfig:
@@ -132,7 +133,9 @@ def test_a_draft_may_have_the_gpu_beside_its_target(tmp_path: Path) -> None:
     store_twin(tmp_path, ms=2.0, model="simulated-toy", role="draft")
     found = propose(config, store_twin(tmp_path))
     placed = apply_plan(config, found, 0)
-    assert (placed.model.device, placed.drafts[0].device, placed.drafts[0].process) == ("CUDA:1", "CUDA:0", "own")
+    (drafter,) = placed.drafts
+    assert isinstance(drafter, ModelDraft)
+    assert (placed.model.device, drafter.device, drafter.process) == ("CUDA:1", "CUDA:0", "own")
 
 
 def test_the_gpu_that_is_written_is_the_only_one_that_is_used(tmp_path: Path) -> None:
@@ -172,10 +175,10 @@ def test_a_gpu_is_named_as_its_host_numbers_it(tmp_path: Path) -> None:
 def test_a_model_that_fits_on_no_single_one_is_cut_over_both(tmp_path: Path) -> None:
     source = "simulated:toy?layers=4"
     config = parse_config(
-        f"model: {{source: '{source}', name: toy, adapter: simulated, device: auto}}\ndrafts: []\n", Path("c.yaml")
+        f"model: {{source: '{source}', name: toy, adapter: auto, device: auto}}\ndrafts: []\n", Path("c.yaml")
     )
     store = store_twin(tmp_path, script="layers=4", layers=4, weights_bytes=12 * GIB)
     request = build_request_from_config(config, Path())
     found = propose_here(request, store, {}, build_option_filter(config, request), see(range(2)))
     placed = apply_plan(config, found, 0).model
-    assert [(shard.device, shard.layers) for shard in placed.shards] == [("CUDA:0", 2), ("CUDA:1", 2)]
+    assert sorted((shard.device, shard.layers) for shard in placed.shards) == [("CUDA:0", 2), ("CUDA:1", 2)]
