@@ -203,7 +203,7 @@ def _propose_target(
 
     here = list_devices_here()
     store, free = profile_store(target), list_free_bytes(here.seen)
-    proposal = propose_here(request, store, free, seen=here.seen, lacks=here.lacks, versions=here.versions)
+    proposal = propose_here(request, store, free, seen=here.seen, lacks=here.lacks)
     return add_device_layers(target, base, proposal)
 
 

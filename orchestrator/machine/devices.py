@@ -57,11 +57,6 @@ class LocalDevices:
     seen: tuple[SeenDevice, ...]
     lacks: dict[str, str]
 
-    @property
-    def versions(self) -> dict[str, str]:
-        """Those of the runtimes."""
-        return {device.adapter: device.runtime_version for device in self.seen}
-
 
 def list_devices_here(runtimes: Sequence[str] = ()) -> LocalDevices:
     """Return the devices of this machine as these runtimes see them, all where none are named."""

@@ -79,16 +79,16 @@ def propose_here(
     seen: Collection[SeenDevice] = (),
     lacks: Mapping[str, str] = _NOTHING,
     estimable: Sequence[EstimableDevice] = (),
-    versions: Mapping[str, str] = _NOTHING,
 ) -> PlanProposal:
     """Return a plan for the machine that a store's profiles were measured on, of the options that are `allowed`.
     `seen`: the devices of this machine, with each runtime that sees them; of a store that has some of them the rest is
     left out. `lacks`: why other runtimes see nothing, or do not run the target. `estimable`: where no target was
     measured, it is planned on one of these by estimates, without draft models, and on one that can be loaded as it is
-    before all others. `versions`: see `load_measured_hardware`.
+    before all others.
 
     Raises PlanError.
     """
+    versions = {device.adapter: device.runtime_version for device in seen if device.runtime_version}
     measured = load_measured_hardware(store, versions)
     propose = partial(_propose_seen, request, store, free_bytes, allowed, seen, lacks)
     try:

@@ -125,7 +125,7 @@ def propose_local(config: ClusterConfig, base: Path, request: PlanRequest, ours_
     devices = [_find_estimable(work, store) for work in wanted if work.job.role == "target"]
     free, allowed = _count_free(here.seen, ours_bytes), build_option_filter(config, request)
     lacks = here.lacks | list_unfit(config, base)
-    proposal = propose_here(request, store, free, allowed, here.seen, lacks, devices, here.versions)
+    proposal = propose_here(request, store, free, allowed, here.seen, lacks, devices)
     return add_device_layers(config, base, proposal)
 
 
