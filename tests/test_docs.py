@@ -21,6 +21,7 @@ OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", 
 
 _TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 _QUOTED = re.compile(r"`([\w./*-]+)`")
+_HEAD = re.compile(r"(?m)^(\|.*\|)\n(\|(?: *:?-+:? *\|)+)$")
 _STATUS = re.compile(r"(?m)^Status: (accepted|withdrawn|superseded by \[\d{4}\]\((\d{4}-[\w-]+\.md)\))[.,]")
 
 
@@ -130,6 +131,12 @@ def test_every_claim_about_gpus_has_the_name_of_a_test() -> None:
     for what, *claims in rows:
         assert any(claim.strip() for claim in claims), what
         assert all(_TEST.search(claim) for claim in claims if claim.strip()), what
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_table_has_as_many_columns_as_its_head(page: Path) -> None:
+    heads = _HEAD.findall(page.read_text(encoding="utf-8"))  # one that has not is no table to a reader
+    assert [head for head, rule in heads if head.replace("\\|", "").count("|") != rule.count("|")] == []
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)

@@ -94,7 +94,8 @@ class _Table:
 def write_models_page() -> str:
     """Return docs/models.md."""
     collect_rows()
-    lines = [_HEAD, _count_tested(), "", f"| architecture | files | {' | '.join(RUNTIMES)} |", "|---" * 6 + "|"]
+    columns = ["architecture", "files", *RUNTIMES]
+    lines = [_HEAD, _count_tested(), "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     with TemporaryDirectory() as directory:
         table = _Table(Path(directory))
         for architecture, form in sorted({(row.architecture, row.form) for row in ROWS}):
