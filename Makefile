@@ -63,9 +63,9 @@ check-lab: setup
 	OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 -m "not slow" $(LAB_TESTS) && \
 	if [ -n "$$commit" ]; then echo "$$commit" > $(VENV)/.lab-checked; fi
 
-# Tests that take a minute each: more hosts, more replicas, more runtimes. To be run before a release.
+# All tests that take a minute each: more hosts, more replicas, more runtimes, clients, images. To be run before a release.
 slow: setup
-	$(PYTEST) --numprocesses 2 -m slow tests/engine tests/daemon tests/batches tests/endpoint tests/adapters tests/clients $(LAB_TESTS)
+	$(PYTEST) --numprocesses 2 -m slow tests $(LAB_TESTS)
 
 # What only reads the sources is one process each: two at a time. The laboratory is tested where the product fails too, but
 # not where all that its tests depend on is as it was when they passed: the laboratory, policies, device profiles, control,
