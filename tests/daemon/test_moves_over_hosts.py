@@ -32,12 +32,23 @@ def drain_each(directory: Path, hosts: ManyHosts, expected: list[str]) -> None:
     config.write_text(config.read_text().replace("runtime: ray", f"address: '{hosts.address}'"))
     with running(config) as daemon:
         until(lambda: len([one for one in daemon.status()["replicas"] if one["phase"] == "ready"]) == 2, 60.0)
-        for number, host in enumerate(hosts.hosts, start=1):
+        for this, other in ((0, 1), (1, 0)):
+            before = count_moved_pages(daemon)
+            hold(daemon, hosts, other, "cordoned")  # so that the streams begin on the host that is drained
 
-            def hold(state: str, name: str = host.address) -> None:
-                query_daemon(daemon.admin, "/admin/hold", {"kind": "host", "name": name, "state": state, "model": None})
+            def drain(this: int = this, other: int = other) -> None:
+                hold(daemon, hosts, other, "")
+                hold(daemon, hosts, this, "draining")
 
-            assert stream_while(daemon, lambda: hold("draining"), prompt=PROMPT) == expected
-            moves = daemon.status()["kv_moves"]
-            assert sum(one["pages"] for one in moves) >= number, moves
-            hold("")
+            assert stream_while(daemon, drain, prompt=PROMPT) == expected
+            assert count_moved_pages(daemon) > before, daemon.status()["kv_moves"]
+            hold(daemon, hosts, this, "")
+
+
+def hold(daemon: Daemon, hosts: ManyHosts, number: int, state: str) -> None:
+    name = hosts.hosts[number].address
+    query_daemon(daemon.admin, "/admin/hold", {"kind": "host", "name": name, "state": state, "model": None})
+
+
+def count_moved_pages(daemon: Daemon) -> int:
+    return sum(moves["pages"] for moves in daemon.status()["kv_moves"])
