@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -42,6 +42,8 @@ from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
 
+_KERNELS: Final = 256
+"""Bounds what OpenVINO, and oneDNN in it, keep for numbers of rows that were there. ADR 0154."""
 # The file is mapped and packed again; a quantised embedding is widened to 16 bits for its lookups.
 CPU_MEMORY = MemoryCosts(
     fixed_bytes=32 * MIB,
@@ -97,6 +99,7 @@ def _core() -> Any:
         import openvino as ov
     except ImportError:
         raise AdapterUnavailable("OpenVINO is not installed: pip install openvino") from None
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS))  # read once, at the first forward
     return ov.Core()
 
 
@@ -257,6 +260,7 @@ class OpenVinoAdapter:
         }
         if is_processor(options.device):
             settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = chosen.quantization_group
+            settings["CPU_RUNTIME_CACHE_CAPACITY"] = str(_KERNELS)
             if chosen.kv_cache is Precision.INT8:
                 # By channel a token that comes changes what is held of those before it, and rejected ones stay felt.
                 settings["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.contract import silent
 from adapters.hardware import processor
 from adapters.openvino_rt import adapter as openvino
+from adapters.openvino_rt.adapter import OpenVinoAdapter
 from adapters.registry import list_devices
 from device_profiles.memory import MemoryCosts, ModelShape, plan_memory
 from tests.support.conformance import NO_FORK
@@ -166,6 +168,38 @@ def test_layers_are_planned_a_third_time_in_16_bits_with_amx_alone(monkeypatch, 
         for activations_16bit in (False, True)
     )
     assert narrow.total - wide.total == layers_bytes * packs_again
+
+
+WIDTHS = """
+import sys
+from pathlib import Path
+from adapters.contract import LoadOptions, Segment, silent
+from adapters.openvino_rt.adapter import OpenVinoAdapter
+import psutil
+
+most = 512
+options = LoadOptions(kv_cache_bytes=16 << 20, slots=1, max_batch_rows=most)
+model = OpenVinoAdapter().load(Path(sys.argv[1]), options, silent)
+
+def run(widths):
+    for width in widths:
+        model.forward([Segment(0, 0, [5] * width, (0, 1))])
+    return psutil.Process().memory_info().rss
+
+held = [run(widths) for widths in ([most], range(2, most // 2), range(most // 2, most))]
+print((held[2] - held[1]) / (held[1] - held[0]))
+"""
+
+
+@pytest.mark.model
+def test_kernels_of_forwards_are_bounded_however_many_numbers_of_rows_there_are(
+    first_layers_path: Path, tmp_path: Path
+) -> None:
+    OpenVinoAdapter().prepare(first_layers_path, tmp_path, silent)
+    command = [sys.executable, "-c", WIDTHS, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.6, "of what as many numbers of rows took before them; 1.1 without a bound"
 
 
 sizes = st.integers(0, 1 << 40)

@@ -40,9 +40,9 @@ def test_each_serves_a_replica_by_one_profile_and_what_one_loses_goes_on_at_the_
     expected = [read_stream(plain, seed) for seed in range(STREAMS)]
     extra = "placement: {profile: never, replan_pause_s: 0.2, concurrency: 16}\nlimits: {kv_cache: 64 MiB}"
     config = write_planned_machine(tmp_path, {"twin": 20.0}, extra, replicas="auto")
-    told = outrider_process("plan", "--explain", "--config", str(config))
-    assert told.returncode == 0, told.stderr
-    assert all(place in told.stdout for place in PLACES)
+    plan = outrider_process("plan", "--explain", "--config", str(config))
+    assert plan.returncode == 0, plan.stderr
+    assert all(place in plan.stdout for place in PLACES)
     with running(config) as daemon, ThreadPoolExecutor(STREAMS) as pool:
         assert find_planned(daemon) == PLACES
         until(lambda: find_ready(daemon) == PLACES)

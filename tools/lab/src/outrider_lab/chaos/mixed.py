@@ -134,9 +134,9 @@ class MixedBench:
             raise BenchError(f"a member cannot be profiled: {' | '.join(done.stderr.splitlines()[-3:])}")
 
     def _measure(self, pool: Sequence[Member], directory: Path) -> list[dict[str, Any]]:
-        """Measure at each load each member alone, by requests that ask for its bits, all of them at the same time,
-        each with so many requests, and the pool: in turns, of which medians count, and of the pool beside its best
-        member those of each turn's ratio. What a loaded pool is held to is measured before and behind it. Members of
+        """Measure at each load each member alone, by requests that ask for its bits. Then all of them at the same time,
+        each with so many requests, and then the pool: in turns, of which medians count. Of the pool beside its best
+        member those of each turn's ratio do. What a loaded pool is held to is measured before and behind it. Members of
         one host share its memory and the cores that its daemon takes. So a pool is held to what they make side by side,
         and a plan of a member to what it makes alone."""
         tokens = (self.load.prompt_tokens, self.load.output_tokens)
