@@ -99,7 +99,6 @@ def _core() -> Any:
         import openvino as ov
     except ImportError:
         raise AdapterUnavailable("OpenVINO is not installed: pip install openvino") from None
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS))  # read once, at the first forward
     return ov.Core()
 
 
@@ -261,6 +260,8 @@ class OpenVinoAdapter:
         if is_processor(options.device):
             settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = chosen.quantization_group
             settings["CPU_RUNTIME_CACHE_CAPACITY"] = str(_KERNELS)
+            # Read once, at the first forward. Who lists devices keeps its environment: it tells workers apart.
+            os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS))
             if chosen.kv_cache is Precision.INT8:
                 # By channel a token that comes changes what is held of those before it, and rejected ones stay felt.
                 settings["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"

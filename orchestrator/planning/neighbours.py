@@ -22,6 +22,8 @@ class ReservedDraft:
     adapter: str
     device: str
     kv_cache_bytes: int
+    ranks: int = 1
+    """On so many devices it is loaded, of which this is one, each with as large a part."""
 
     def is_on(self, device: Device) -> bool:
         return is_same_device(device.name_for(self.adapter), self.device)
@@ -29,7 +31,7 @@ class ReservedDraft:
     def memory_bytes(self, kind: str) -> int:
         """Return what it holds on a device of that kind, as estimated from its file and its KV cache."""
         elements, bits = self.model.shape.elements, self.model.bits(self.model.formats(kind)[0])
-        return round(elements * bits / 8) + self.kv_cache_bytes
+        return round((elements * bits / 8 + self.kv_cache_bytes) / self.ranks)
 
     def describe_reserve(self, replicas: int) -> str:
         each = ", for each replica" if replicas > 1 else ""

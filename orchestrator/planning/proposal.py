@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from device_profiles.acceptance import PairAcceptance
@@ -33,7 +35,7 @@ from orchestrator.planning.wanted import (
 )
 from policies.planning.merit import tells_burden
 from policies.planning.placement import plan_placement
-from policies.planning.plan import Inventory, NoPlan, Objective, Option, Plan, PlanGoal, Role
+from policies.planning.plan import Device, Inventory, NoPlan, Objective, Option, Plan, PlanGoal, Role
 
 # Where a search for a depth that agrees with its own plan begins (ADR 0033). Any from 1 to 12 does.
 _FIRST_DEPTH = 4
@@ -180,7 +182,8 @@ def _propose_hosts(
     cluster, sources, lacking = leave_lacking(cluster, behind, list_lacking(hosts, measured))
     lacking += [line for line in list_unfit_runtimes(hosts) if not any(line in other for other in lacking)]
     if not any(option.role is Role.TARGET for option in cluster.options):
-        cluster = replace(cluster, options=tuple(estimate_targets(request.target, behind, estimable)))
+        cluster, more = _estimate_options(cluster, behind, request.target, estimable, allowed)
+        sources |= more
     if not cluster.options:
         raise NoProfile("; ".join([_no_profile(request, store, measured), *lacking, *left_out]))
     stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
@@ -189,6 +192,33 @@ def _propose_hosts(
     made = build_proposal(cluster, request, sources, _of_these_files(store.pairs(), request))
     others = describe_taken(cluster, request.taken)
     return replace(made, assumed=(*made.assumed, *others, *lacking, *left_out, *untold))
+
+
+def _estimate_options(
+    cluster: Inventory,
+    behind: Mapping[str, MeasuredHardware],
+    target: PlannedModel,
+    estimable: Sequence[EstimableDevice],
+    allowed: Allowed | None,
+) -> tuple[Inventory, dict[str, MeasuredHardware]]:
+    """Return the cluster with how the target is expected to run there, and what stands behind profiles that it gives to
+    devices: of those that share one, to each on which other options are `allowed` than on the first."""
+    known: dict[str, list[Option]] = {}
+    more: dict[str, MeasuredHardware] = {}
+    devices: list[Device] = []
+    shared = Counter(device.profile for device in cluster.devices)
+    for device in cluster.devices:
+        profile, source = device.profile, behind.get(device.profile)
+        may = [
+            option
+            for option in (estimate_targets(target, {profile: source}, estimable) if source is not None else ())
+            if shared[profile] < 2 or allowed is None or allowed(option, device.name_for(option.runtime))
+        ]
+        if source is not None and known.setdefault(profile, may) != may:
+            profile = f"{profile}, {device.id}"
+            known[profile], more[profile] = [replace(option, profile=profile) for option in may], source
+        devices.append(replace(device, profile=profile))
+    return replace(cluster, devices=tuple(devices), options=tuple(chain.from_iterable(known.values()))), more
 
 
 def estimate_targets(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from adapters import registry
@@ -33,3 +36,14 @@ def test_a_gpu_is_refused_with_the_way_out(monkeypatch, device, static):
 def test_a_gpu_is_in_no_list_that_a_plan_is_made_of(monkeypatch):
     monkeypatch.setattr("adapters.openvino_rt.adapter._core", Devices)
     assert [device.name for device in registry.list_devices("openvino_rt")] == ["NPU"]
+
+
+def test_who_lists_devices_keeps_its_environment():
+    """The daemon tells by it whether a worker of an earlier one may be adopted."""
+    pytest.importorskip("openvino")
+    program = (
+        "import os; from adapters.openvino_rt.adapter import list_openvino_devices as look; "
+        "before = dict(os.environ); assert look(); assert dict(os.environ) == before"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr

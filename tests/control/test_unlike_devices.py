@@ -226,6 +226,23 @@ def test_who_rests_takes_a_prompt_whose_beginning_it_remembers_best() -> None:
         assert set(working.find_resting([many, few], state.fleet.paces, 10.0, keys)) == resting
 
 
+def test_a_rest_ends_also_where_nobody_has_a_reason_to_rest_between_batches() -> None:
+    state = build_two_that_slow_each_other()
+    many, few = state.replicas.list_all()
+    working = WorkingSet()
+
+    def list_resting(live: int, now_s: float) -> set[str]:
+        many.standing.live = live
+        return set(working.find_resting([many, few], state.fleet.paces, now_s))
+
+    for batch in range(8):
+        now_s = 10.0 + 8.0 * batch
+        assert list_resting(0, now_s) == set(), "one request costs nobody anything"
+        if not list_resting(15, now_s + 0.1):
+            break
+    assert 3 <= batch <= 5
+
+
 def test_a_rest_ends_by_itself_as_nobody_measures_who_rests() -> None:
     """What others cost is learnt anew then: so a factor that one busy moment made too large does not stay."""
     state = build_two_that_slow_each_other()

@@ -10,17 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.device_load import DeviceLoad
-from device_profiles.measured import Hardware
-from device_profiles.profile import Exactness
+from device_profiles.measured import DeviceRates, Hardware, MatmulRate, MeasuredDevice
+from device_profiles.profile import Exactness, Precision
 from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
+from orchestrator.daemon.bootstrap.plan_board import measure_fixed
 from orchestrator.daemon.bootstrap.planning import build_start_plan
 from orchestrator.launch.ray_places import list_gpus
 from orchestrator.machine.devices import SeenDevice
 from orchestrator.planning.applied import apply_plan, build_option_filter
 from orchestrator.planning.correction import apply_health, apply_loads
+from orchestrator.planning.estimates import EstimableDevice
 from orchestrator.planning.here import PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.neighbours import TakenPlace, leave_taken
 from orchestrator.planning.proposal import PlanProposal, propose_here, propose_hosts
@@ -114,6 +116,38 @@ def test_a_pool_has_a_replica_on_each_and_takes_no_more_than_is_free_there(
     shards = [shard for replica in plan.replicas for shard in replica.shards]
     assert sorted(shard.device for shard in shards) == [f"here/CUDA{number}" for number in range(len(free))]
     assert all(shard.memory.total <= free_bytes[f"CUDA:{shard.device[-1]}"] for shard in shards)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_first_plan_by_an_estimate_is_of_the_gpu_that_is_named(tmp_path: Path, number: int) -> None:
+    store = store_simulated_profiles(tmp_path / "other", {}, "toy")
+    config = write().model_copy(update={"model": write().model.model_copy(update={"device": f"CUDA:{number}"})})
+    request = build_request_from_config(config, tmp_path)
+    rates = DeviceRates((MatmulRate(Precision.FP32, 1e12),), 1e11)
+    estimable = [EstimableDevice(MeasuredDevice("", "torch_device", "CUDA:0", "1", TWIN, 0, rates))]
+    allowed = build_option_filter(config, request)
+    found = propose_here(request, store, {}, allowed, see(range(2)), estimable=estimable)
+    assert [shard.device for shard in found.plan.shards] == [f"here/CUDA{number}"]
+    assert apply_plan(config, found, 0).model.device == f"CUDA:{number}"
+
+
+def test_ranks_of_a_target_that_no_plan_places_are_taken_off_each_gpu(tmp_path: Path) -> None:
+    config = write().model_copy(
+        update={
+            "model": write().model.model_copy(
+                update={"adapter": "torch_device", "device": "CUDA:0", "tensor_parallel": 2}
+            )
+        }
+    )
+    cluster = present(tmp_path, PresentHost(THIS_NODE, frozenset({TWIN}), seen=see(range(3))))
+    left = leave_taken(cluster, list(measure_fixed(config, tmp_path)))
+    first, second, third = (
+        device.memory_bytes - less.memory_bytes for device, less in zip(cluster.devices, left.devices, strict=True)
+    )
+    assert first == second > 0 == third
+    whole = config.model_copy(update={"model": config.model.model_copy(update={"tensor_parallel": 1})})
+    (place,) = measure_fixed(whole, tmp_path)
+    assert place.count_bytes(cluster.devices[0]) == pytest.approx(2 * first, abs=2)
 
 
 def test_two_replicas_are_started_on_a_gpu_each_and_ray_keeps_it_for_them(tmp_path: Path) -> None:

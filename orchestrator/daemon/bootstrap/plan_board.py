@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from adapters.contract import AdapterError
+from device_profiles.device_names import list_rank_devices
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
@@ -79,8 +81,10 @@ def measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
             its.adapter,
             effective_device(its.adapter, its.device),
             int(placement.kv_cache or config.limits.kv_cache),
+            ranks=its.tensor_parallel,
         )
-        yield TakenPlace(model.name, host=placement.host or own, fixed=target)
+        for device in list_rank_devices(target.device, target.ranks):
+            yield TakenPlace(model.name, host=placement.host or own, fixed=replace(target, device=device))
     sharing = sum(placement.own_drafts is None for placement in replicas)
     counted = [(draft, sharing) for draft in config.drafts] + [(draft, 1) for _, draft in config.own_drafts]
     for draft, users in counted:

@@ -195,7 +195,8 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     sizes = _check_head(engine.model)
     # The configured runtime first: of the first one is also what the target says.
     devices = sorted(_on_devices(engine.model, wanted), key=lambda device: device.adapter != engine.model.adapter)
-    devices = _keep_unlike(devices, config.model.device)
+    named = (config.model.device, *(device.device for host in config.hosts for device in host.devices))
+    devices = _keep_unlike(devices, named)
     if not devices:
         raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
     work = []
@@ -209,7 +210,7 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     known: list[ModelOptions] = []  # several replicas may have a draft
     for draft in (*engine.drafters, *own):
         if isinstance(draft, ModelDraftOptions):
-            for place in _keep_unlike(_places(draft, wanted), draft.model.device):
+            for place in _keep_unlike(_places(draft, wanted), (draft.model.device, *named)):
                 moved = msgspec.structs.replace(draft.model, adapter=place.adapter, device=place.name)
                 if moved not in known:
                     known.append(moved)
@@ -311,15 +312,13 @@ def _list_cut_runtimes(config: ClusterConfig, model: ModelOptions, sizes: Decode
     return able if len(here) > 1 else ()
 
 
-def _keep_unlike(devices: Sequence[DeviceProfile], named: str) -> list[DeviceProfile]:
-    """Return one of those that are alike to their runtime: the `named` one, else the first. What is measured of it
-    holds for all."""
-    kinds: dict[tuple[str, str], DeviceProfile] = {}
-    for device in devices:
-        kind = (device.adapter, mark_of(device))
-        if kind not in kinds or is_same_device(device.name, named):
-            kinds[kind] = device
-    return list(kinds.values())
+def _keep_unlike(devices: Sequence[DeviceProfile], named: Sequence[str]) -> list[DeviceProfile]:
+    """Return one of those that are alike to their runtime: the first that is `named`, else the first. What is measured
+    of it holds for all."""
+    kinds: dict[tuple[str, Hardware], DeviceProfile] = {}
+    for device in sorted(devices, key=lambda device: not any(is_same_device(device.name, name) for name in named)):
+        kinds.setdefault((device.adapter, hardware(device)), device)
+    return [device for device in devices if kinds[device.adapter, hardware(device)] is device]
 
 
 def _work(job: ProfileJob, device: DeviceProfile) -> Work:

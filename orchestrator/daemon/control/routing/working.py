@@ -52,11 +52,11 @@ class WorkingSet:
         self, replicas: Sequence[Replica], resting: Mapping[str, str], now_s: float
     ) -> Mapping[str, str]:
         """Return who rests on; nobody where they have rested for long, and what company costs is forgotten then."""
-        if not resting:
-            self._rests_since_s = None
-        elif self._rests_since_s is None:
+        if not resting and all(replica.standing.live for replica in replicas):
+            self._rests_since_s = None  # who rested works
+        elif resting and self._rests_since_s is None:
             self._rests_since_s = now_s
-        elif now_s >= self._rests_since_s + _LONGEST_REST_S:
+        elif self._rests_since_s is not None and now_s >= self._rests_since_s + _LONGEST_REST_S:
             for replica in replicas:
                 replica.paces = replica.paces._replace(company=1.0)
             self._rests_since_s = None
