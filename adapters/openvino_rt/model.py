@@ -133,8 +133,8 @@ class PagedModel(PooledModel):
         self._caches: list[Any] = []
         self._bound: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         self._class = numerical_class
-        block_tokens, self._scratch_block = self._allocate_cache(options.kv_cache_bytes)
-        blocks = self._scratch_block
+        block_tokens, blocks = self._allocate_cache(options.kv_cache_bytes)
+        self._scratch_block = blocks
         kinds = dict.fromkeys(f"{cache.element_type.type_name}{list(cache.shape)[1:]}" for cache in self._caches)
         self.kv_layout = KvLayout(
             f"openvino paged {len(self._caches)}x{'/'.join(kinds)}",

@@ -183,30 +183,31 @@ def test_a_member_that_costs_the_others_more_than_it_makes_rests_and_says_why(sl
     assert any("rests: for 16 requests the others make" in rated.why_not for rated in noted.rated) is resting
 
 
-def build_two_that_slow_each_other() -> State:
+class TwoThatSlowEachOther:
     """A member for many requests and one for few: beside each other both take 1.3 times as long."""
-    state = build_fleet([change_ready(device(*of), slots=16, drafters=[]) for of in (("many", 10.2), ("few", 9.0))])
-    for replica, more_ms in zip(state.replicas.list_all(), (1.15, 9.0), strict=True):
-        paces, lone_ms = PairPaces(company=1.3), replica.standing.expected_pace.tpot_ms(1)
-        for sequences in (1, 16):
-            paces = paces.observe(
-                SeenRound(sequences, sequences, 2 * sequences, 0, lone_ms + more_ms * (sequences - 1))
-            )
-        replica.paces = paces
-    state.fleet.refresh()
-    return state
+
+    def __init__(self) -> None:
+        of = (("many", 10.2), ("few", 9.0))
+        self.state = build_fleet([change_ready(device(*one), slots=16, drafters=[]) for one in of])
+        self.many, self.few = self.members = self.state.replicas.list_all()
+        for replica, more_ms in zip(self.members, (1.15, 9.0), strict=True):
+            paces, lone_ms = PairPaces(company=1.3), replica.standing.expected_pace.tpot_ms(1)
+            for sequences in (1, 16):
+                tpot_ms = lone_ms + more_ms * (sequences - 1)
+                paces = paces.observe(SeenRound(sequences, sequences, 2 * sequences, 0, tpot_ms))
+            replica.paces = paces
+        self.state.fleet.refresh()
+        self.working = WorkingSet()
+
+    def list_resting(self, live: int, now_s: float, prefix: Sequence[int] = ()) -> set[str]:
+        """Return who rests while the first has so many requests."""
+        self.many.standing.live = live
+        return set(self.working.find_resting(self.members, self.state.fleet.paces, now_s, prefix))
 
 
 def test_a_member_goes_on_resting_while_those_that_began_together_end_together() -> None:
     """Many end at once and as many follow: the moment between them is no lower load."""
-    state = build_two_that_slow_each_other()
-    many, few = state.replicas.list_all()
-    working = WorkingSet()
-
-    def list_resting(live: int, now_s: float) -> set[str]:
-        many.standing.live = live
-        return set(working.find_resting([many, few], state.fleet.paces, now_s))
-
+    list_resting = TwoThatSlowEachOther().list_resting
     alone = list_resting(0, 5.0)
     assert alone != {"r001"}
     assert list_resting(15, 10.0) == {"r001"}
@@ -216,45 +217,32 @@ def test_a_member_goes_on_resting_while_those_that_began_together_end_together()
 
 
 def test_who_rests_takes_a_prompt_whose_beginning_it_remembers_best() -> None:
-    state = build_two_that_slow_each_other()
-    many, few = state.replicas.list_all()
-    many.standing.live = 15
-    working, keys = WorkingSet(), block_keys(list(range(200)))
-    for holder, resting in ((None, {"r001"}), (few, set()), (many, {"r001"})):
+    two, keys = TwoThatSlowEachOther(), block_keys(list(range(200)))
+    for holder, resting in ((None, {"r001"}), (two.few, set()), (two.many, {"r001"})):
         if holder is not None:
             holder.prefixes.note(keys)
-        assert set(working.find_resting([many, few], state.fleet.paces, 10.0, keys)) == resting
+        assert two.list_resting(15, 10.0, keys) == resting
 
 
 def test_a_rest_ends_also_where_nobody_has_a_reason_to_rest_between_batches() -> None:
-    state = build_two_that_slow_each_other()
-    many, few = state.replicas.list_all()
-    working = WorkingSet()
-
-    def list_resting(live: int, now_s: float) -> set[str]:
-        many.standing.live = live
-        return set(working.find_resting([many, few], state.fleet.paces, now_s))
-
+    two = TwoThatSlowEachOther()
     for batch in range(8):
         now_s = 10.0 + 8.0 * batch
-        assert list_resting(0, now_s) == set(), "one request costs nobody anything"
-        if not list_resting(15, now_s + 0.1):
+        assert two.list_resting(0, now_s) == set(), "one request costs nobody anything"
+        if not two.list_resting(15, now_s + 0.1):
             break
     assert 3 <= batch <= 5
 
 
 def test_a_rest_ends_by_itself_as_nobody_measures_who_rests() -> None:
     """What others cost is learnt anew then: so a factor that one busy moment made too large does not stay."""
-    state = build_two_that_slow_each_other()
-    many, few = state.replicas.list_all()
-    many.standing.live = 15
-    working = WorkingSet()
-    rested = [bool(working.find_resting([many, few], state.fleet.paces, 10.0 + second)) for second in range(60)]
+    two = TwoThatSlowEachOther()
+    rested = [bool(two.list_resting(15, 10.0 + second)) for second in range(60)]
     assert rested[0]
     ends = rested.index(False)
     assert 20 < ends < 40
     assert not any(rested[ends:]), "nothing is slowed any more"
-    for replica, sequences in ((many, 15), (few, 1)) * 40:
+    for replica, sequences in ((two.many, 15), (two.few, 1)) * 40:
         slowed_ms = 1.3 * replica.paces.plain.tpot_ms(sequences)
         replica.paces = replica.paces.observe(SeenRound(sequences, sequences, 2 * sequences, 0, slowed_ms, beside=True))
-    assert working.find_resting([many, few], state.fleet.paces, 80.0), "the figures say so again"
+    assert two.list_resting(15, 80.0), "the figures say so again"
