@@ -234,6 +234,13 @@ def test_a_rest_ends_also_where_nobody_has_a_reason_to_rest_between_batches() ->
     assert 3 <= batch <= 5
 
 
+def test_a_rest_goes_on_where_requests_that_name_its_bits_measured_who_rests() -> None:
+    two = TwoThatSlowEachOther()
+    for second in range(60):
+        two.few.standing.live = 4 if second % 20 > 15 else 0
+        assert two.list_resting(15, 10.0 + second) == {"r001"}
+
+
 def test_a_rest_ends_by_itself_as_nobody_measures_who_rests() -> None:
     """What others cost is learnt anew then: so a factor that one busy moment made too large does not stay."""
     two = TwoThatSlowEachOther()

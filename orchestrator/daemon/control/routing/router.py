@@ -350,8 +350,9 @@ class Router:
         if self._exclusions.may_find(stream, kept_at):
             outs, risks = self._exclusions.find_exclusions(stream, every, kept_at, now_s)
         paces = self._fleet.paces
-        if not outs and all(replica.standing.serves for replica in every):
-            outs = self._working.find_resting(every, paces, now_s, prefix)
+        if all(replica.standing.serves for replica in every):
+            resting = self._working.find_resting(every, paces, now_s, prefix)
+            outs = outs or resting
         chosen = choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s, paces)
         if unseen:
             chosen.unseen = unseen

@@ -52,8 +52,8 @@ class WorkingSet:
         self, replicas: Sequence[Replica], resting: Mapping[str, str], now_s: float
     ) -> Mapping[str, str]:
         """Return who rests on; nobody where they have rested for long, and what company costs is forgotten then."""
-        if not resting and all(replica.standing.live for replica in replicas):
-            self._rests_since_s = None  # whoever rested works
+        if all(replica.standing.live for replica in replicas):
+            self._rests_since_s = None  # whoever rests works all the same, as requests name its bits: it is measured
         elif resting and self._rests_since_s is None:
             self._rests_since_s = now_s
         elif self._rests_since_s is not None and now_s >= self._rests_since_s + _LONGEST_REST_S:
