@@ -413,10 +413,8 @@ class ClusterConfig(Section):
 
     @property
     def plans_hosts(self) -> bool:
-        """True where a plan is made over hosts of a Ray cluster: `model.replicas` does not say where they run."""
-        placed = any(placement.host for placement in self.model.placements)
-        wanted = self.cluster.discover or bool(self.hosts)
-        return self.planned and wanted and bool(self.cluster.address) and not placed
+        """True where a plan is made over hosts of a Ray cluster."""
+        return self.planned and bool(self.cluster.address) and (self.cluster.discover or bool(self.hosts))
 
     @property
     def own_targets(self) -> list[tuple[Place, OwnTarget]]:

@@ -25,6 +25,10 @@ ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks
 _OF_OWN_PROCESS = {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s", "workers"}
 _SPLITTING = "torch_device"
 _PLANNED = "the plan chooses how replicas compute; leave it out, or name model.adapter and model.device"
+_PLACED = (
+    "a plan chooses where replicas run and how many; name hosts or devices in placement.pin_target instead, or name "
+    "adapter and device of the model and of each draft"
+)
 _ROOM = "a second replica would compute on the same"
 
 
@@ -199,15 +203,25 @@ def _check_replicas(config: ClusterConfig, file: SourceFile) -> None:
         why = f"are one worker's; give each replica its own in {replicas}, as in [{{cores: [0, 1]}}, {{cores: [2, 3]}}]"
         raise file.refuse(config.find_place("devices", "cores"), why)
     for at, placement in placements:
-        if placement.host and not config.cluster.on_ray:
-            raise file.refuse((*at, "host"), ONLY_ON_RAY)
-        if isinstance(placement, ReplicaTarget):
-            check_endpoint(at, placement, file, planned=config.planned, alike=config.model.alike)
-        if config.planned and placement.own_drafts is not None:
-            raise file.refuse((*at, "drafts"), _PLANNED)
-        for key in placement.own_model:
-            if why := _refuse_own(config, key, getattr(placement, key)):
-                raise file.refuse((*at, key), why)
+        _check_placement(config, at, placement, file, several=several)
+
+
+def _check_placement(
+    config: ClusterConfig, at: Place, placement: OwnTarget, file: SourceFile, *, several: bool
+) -> None:
+    """Refuse what a replica cannot have of its own, and what the plan decides. Raises ConfigError."""
+    if placement.host and not config.cluster.on_ray:
+        raise file.refuse((*at, "host"), ONLY_ON_RAY)
+    if isinstance(placement, ReplicaTarget):
+        check_endpoint(at, placement, file, planned=config.planned, alike=config.model.alike)
+    if config.planned and placement.own_drafts is not None:
+        raise file.refuse((*at, "drafts"), _PLANNED)
+    placing = placement.model_fields_set & ({"host", "cores", "threads"} if several else {"host"})
+    if config.planned and placing:
+        raise file.refuse((*at, min(placing)), _PLACED)
+    for key in placement.own_model:
+        if why := _refuse_own(config, key, getattr(placement, key)):
+            raise file.refuse((*at, key), why)
 
 
 def _refuse_own(config: ClusterConfig, key: str, value: object) -> str:

@@ -77,7 +77,18 @@ def test_a_plan_over_hosts_is_made_where_a_cluster_is_joined_and_hosts_may_be_us
     assert load_config(path).plans_hosts is expected
 
 
-def test_replicas_that_say_where_they_run_are_not_planned_over_hosts(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("replicas", "key"),
+    [
+        ("[{host: 10.0.0.2}]", "model.replicas[0].host"),
+        ("[{host: here}, {host: 10.0.0.2}]", "model.replicas[0].host"),
+        ("[{}, {cores: [1]}]", "model.replicas[1].cores"),
+    ],
+)
+def test_replicas_that_say_where_they_run_do_not_go_with_a_plan(tmp_path: Path, replicas: str, key: str):
+    """It would start as many as it found worth it, wherever that is, and nobody would hear of the others."""
     path = tmp_path / "cluster.yaml"
-    path.write_text(JOINED.replace("device: auto", "device: auto, replicas: [{host: 10.0.0.2}]"))
-    assert not load_config(path).plans_hosts
+    path.write_text(JOINED.replace("device: auto", f"device: auto, replicas: {replicas}"))
+    with pytest.raises(ConfigError) as refused:
+        load_config(path)
+    assert all(part in str(refused.value) for part in ("cluster.yaml:", key, "placement.pin_target", "adapter and"))

@@ -35,7 +35,7 @@ def say_each(daemon: Daemon, asks: list[dict[str, Any]]) -> list[str]:
 
 def strike(daemon: Daemon, asks: list[dict[str, Any]], expected: list[str], faults: list[Callable[[], None]]) -> None:
     """Let faults happen in turn, each while all streams are read."""
-    with keep_asking(daemon, asks, expected) as clients:
+    with keep_asking(daemon.client, asks, expected) as clients:
         for fault in faults:
             clients.wait_reading(len(asks))
             fault()

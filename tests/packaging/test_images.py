@@ -1,5 +1,5 @@
 """A real image: built by the script of a release on a Debian made here, and run with a root file system that is
-read-only, as a user that is not root."""
+read-only, as a user that is not root; alone, and as the front and the worker of the compose file."""
 
 from __future__ import annotations
 
@@ -10,20 +10,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
+from openai import OpenAI
 
+from tests.support.hosts import Hosts, two_hosts
+from tests.support.steady_clients import keep_asking
+from tests.support.waiting import until
 from tests.test_wheel import PACKAGES
 
 ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "packaging" / "compose.yaml").read_text(encoding="utf-8"))
 PROGRAMS = ("buildah", "podman", "runc", "mmdebstrap")
 BASE = "docker.io/library/debian:trixie-slim"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 CONTAINER, PORT = "outrider-test", 8147
 WITHIN_S = 600.0
+USER = 10001
 MISSING = [name for name in PROGRAMS if shutil.which(name) is None] or (["root"] if os.getuid() else [])
 Podman = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -127,3 +135,80 @@ def test_an_image_starts_read_only_as_a_user_answers_and_ends(podman: Podman) ->
     assert podman("stop", "--time", 90, CONTAINER).returncode == 0
     state = json.loads(podman("inspect", CONTAINER).stdout)[0]["State"]
     assert (state["ExitCode"], state["OOMKilled"]) == (0, False)
+
+
+def write_files(directory: Path, podman: Podman, hosts: Hosts) -> str:
+    """Write what the head of the compose file says how to make, for these hosts; returns the key of a client."""
+    front = COMPOSE["services"]["front"]["networks"]["cluster"]["ipv4_address"]
+    config = (ROOT / "packaging" / "cluster.yaml").read_text(encoding="utf-8")
+    config = config.replace("replicas: 2", f"replicas: [{{host: here}}, {{host: {hosts.far_ip}}}]")
+    # A plan would leave one of two hosts out that share their cores.
+    for key, value in (("adapter", "openvino_rt"), ("device", "CPU")):
+        config = config.replace(f"{key}: auto", f"{key}: {value}")
+    (directory / "cluster.yaml").write_text(config.replace(front, hosts.near_ip))
+    (directory / "cluster-token").write_text(os.urandom(32).hex())
+    os.chown(directory, USER, USER)
+    mine = ("--volume", f"{directory}:/here", "localhost/outrider:test")
+    made = podman("run", "--rm", "--network", "none", *mine, "keys", "create", "me", "--file", "/here/keys")
+    assert made.returncode == 0, made.stderr
+    os.chown(directory / "cluster-token", USER, USER)
+    os.chmod(directory / "cluster-token", 0o600)
+    return made.stdout.strip()
+
+
+def start_service(name: str, podman: Podman, files: Path, host: str, hosts: Hosts) -> None:
+    """Start a container as the compose file says, on a host of its own."""
+    service = COMPOSE["services"][name]
+    front = COMPOSE["services"]["front"]["networks"]["cluster"]["ipv4_address"]
+    options = ["--read-only", "--shm-size", service["shm_size"]]
+    assert service["read_only"]
+    for option, key in (("--tmpfs", "tmpfs"), ("--cap-drop", "cap_drop"), ("--security-opt", "security_opt")):
+        options += [word for value in service[key] for word in (option, value)]
+    for variable, value in service.get("environment", {}).items():
+        options += ["--env", f"{variable}={value}"]
+    mounts = [f"{files}/{volume[2:]}" if volume[0] == "." else f"{CONTAINER}-{volume}" for volume in service["volumes"]]
+    mounts += [f"{files}/{secret}:/run/secrets/{secret}:ro" for secret in service["secrets"]]
+    options += [word for mount in mounts for word in ("--volume", mount)]
+    command = [word.replace(front, hosts.near_ip) for word in service["command"]]
+    place = ("--network", f"ns:/run/netns/{host}", "--no-healthcheck")
+    image = "localhost/outrider:test"
+    started = podman("run", "--detach", "--name", f"{CONTAINER}-{name}", *options, *place, image, *command)
+    assert started.returncode == 0, started.stderr
+
+
+def count_ready(podman: Podman) -> int:
+    """Return how many replicas serve, as `outrider status` says in the front's container."""
+    shown = podman("exec", f"{CONTAINER}-front", "outrider", "status", "--json")
+    time.sleep(0.5)
+    return sum(row["phase"] == "ready" for row in json.loads(shown.stdout)["replicas"]) if shown.returncode == 0 else 0
+
+
+def test_front_and_worker_of_the_compose_file_serve_and_a_lost_worker_costs_no_stream(
+    podman: Podman, tmp_path: Path
+) -> None:
+    def serve(hosts: Hosts) -> None:
+        key = write_files(tmp_path, podman, hosts)
+        start_service("front", podman, tmp_path, hosts.near, hosts)
+        start_service("worker", podman, tmp_path, hosts.far, hosts)
+        until(lambda: count_ready(podman) == 2, WITHIN_S)
+        client = OpenAI(base_url=f"http://{hosts.near_ip}:8000/v1", api_key=key)
+        prompts = ("The capital of France is", "Once upon a time", "def add(a, b):")
+        asks = [
+            {"model": "smollm2-135m-instruct", "prompt": text, "max_tokens": 48, "temperature": 0} for text in prompts
+        ]
+        expected = [client.completions.create(**ask).choices[0].text for ask in asks]
+        with keep_asking(client, asks, expected) as clients:
+            clients.wait_reading(len(asks))
+            assert podman("rm", "--force", "--time", 0, f"{CONTAINER}-worker").returncode == 0
+            until(lambda: count_ready(podman) == 1, WITHIN_S)
+            clients.wait_answers(2 * len(asks))
+            start_service("worker", podman, tmp_path, hosts.far, hosts)
+            until(lambda: count_ready(podman) == 2, WITHIN_S)
+            clients.wait_answers(2 * len(asks))
+
+    with two_hosts() as hosts:
+        try:
+            hosts.on_near(partial(serve, hosts))
+        finally:
+            for name in COMPOSE["services"]:
+                podman("rm", "--force", f"{CONTAINER}-{name}")

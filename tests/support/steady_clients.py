@@ -11,8 +11,6 @@ from typing import Any
 
 from openai import DEFAULT_MAX_RETRIES, OpenAI, OpenAIError
 
-from tests.support.daemon import Daemon
-
 _DONE_WITHIN_S = 240.0
 Ask = Mapping[str, Any]
 
@@ -68,11 +66,11 @@ class SteadyClients:
 
 
 @contextmanager
-def keep_asking(daemon: Daemon, asks: Sequence[Ask], expected: Sequence[str]) -> Iterator[SteadyClients]:
+def keep_asking(client: OpenAI, asks: Sequence[Ask], expected: Sequence[str]) -> Iterator[SteadyClients]:
     """Let a client for each ask read its streams, one after another, and one more ask all of them without; see in the
     end that nobody was left with an error or told anything else."""
     clients, ended = SteadyClients(expected), threading.Event()
-    client = daemon.client.with_options(max_retries=DEFAULT_MAX_RETRIES)
+    client = client.with_options(max_retries=DEFAULT_MAX_RETRIES)
 
     def ask_on(numbers: Sequence[int], *, streams: bool) -> None:
         while not ended.is_set():

@@ -140,7 +140,8 @@ def _place_replicas(
         if other is not None and is_better(_discount(other.merit, wanted), best.merit):
             best = _choose_pool(best, other, f"{len(other.replicas)} others, of every pool", wanted, reasons)
     if most < wanted.constraints.max_replicas and len(best.replicas) == most:
-        reasons.append(f"{most} replicas: as many as requests are planned for at once")
+        many = f"{most} replicas" if most > 1 else "one replica"
+        reasons.append(f"{many}: as many as requests are planned for at once (placement.concurrency)")
     return replace(best, left_out=tuple(pools.explain_left_out(best)) if most > 1 else ()), reasons
 
 
