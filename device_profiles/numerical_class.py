@@ -7,7 +7,7 @@ one fingerprint are interchangeable to the bit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from device_profiles.profile import Precision
@@ -126,6 +126,13 @@ class MeasuredClasses:
     @property
     def finding(self) -> ClassFinding | None:
         return self.findings[self.chosen] if self.chosen >= 0 else None
+
+    def prefer(self, name: str) -> MeasuredClasses:
+        """Return them with the class of this name taken, where it passed."""
+        for place, finding in enumerate(self.findings):
+            if finding.passed and str(finding.numerical_class) == name:
+                return replace(self, chosen=place)
+        return self
 
     @property
     def rejected(self) -> tuple[ClassFinding, ...]:

@@ -16,9 +16,13 @@ _OF_A_MODEL: Final = frozenset({"source", "store", _KEY})
 
 
 def pin_options(options: Mapping[str, Any], known: Mapping[str, ModelIdentity]) -> dict[str, Any]:
+    """Return options with the identities that are known, in place of none, or of equal ones."""
+
     def pin(model: dict[str, Any]) -> dict[str, Any]:
-        identity = known.get(model["source"])
-        return model if model[_KEY] is not None or identity is None else {**model, _KEY: msgspec.to_builtins(identity)}
+        identity, own = known.get(model["source"]), model[_KEY]
+        if identity is None or (own is not None and msgspec.convert(own, ModelIdentity) != identity):
+            return model
+        return {**model, _KEY: msgspec.to_builtins(identity)}
 
     return dict(_map_models(options, pin))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.model_identity import ModelIdentity
+from adapters.model_identity import ModelIdentity, ServedClass
 from orchestrator.daemon.control.actions import EndStream, Send, StartWorker, StopWorker
 from orchestrator.daemon.control.events import (
     ClusterOpened,
@@ -29,17 +30,25 @@ from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.events import Failed
 from orchestrator.protocol.model_pins import drop_identities, list_pinned, pin_spec
+from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Delta, RoundReport
 from policies.serving.failover.standby import NO_RULES
 from tests.api.support import READY
 from tests.support.ready import change_ready
 
 FIRST, OTHER = ModelIdentity("m.gguf", "1" * 16, "m"), ModelIdentity("m.gguf", "2" * 16, "m")
+
+
+def write_identity(identity: ModelIdentity | None) -> Any:
+    """Return an identity as the options of a worker have it."""
+    return msgspec.json.decode(msgspec.json.encode(identity))
+
+
 IDENTITIES = st.builds(ModelIdentity, st.sampled_from(["a", "b", "c"]), st.sampled_from(["1" * 16, "2" * 16]))
 MODELS = st.builds(
     lambda source, identity: {"source": source, "store": "/store", "identity": identity, "threads": 2},
     st.sampled_from(["a", "b", "c"]),
-    st.none() | IDENTITIES.map(msgspec.to_builtins),
+    st.none() | IDENTITIES.map(write_identity),
 )
 OPTIONS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
@@ -71,7 +80,7 @@ def test_every_model_is_told_what_is_known_and_keeps_what_it_was_told(
     spec = WorkerSpec("target", "no:where", options, parts=[part])
     pinned = pin_spec(spec, known)
     for before, after in zip(list_models(options), list_models(pinned.options), strict=True):
-        wanted = before["identity"] or msgspec.to_builtins(known.get(before["source"]))
+        wanted = before["identity"] or write_identity(known.get(before["source"]))
         assert after == before | {"identity": wanted}
     assert pinned.parts[0].options["model"] == pinned.options["model"]
     assert pin_spec(pinned, known) == pinned
@@ -97,6 +106,29 @@ def test_what_a_spec_asks_for_goes_before_and_is_no_first() -> None:
     assert not found.learn(model_spec(), change_ready(READY, identities=[FIRST]))
     assert found.known == {"m.gguf": FIRST}
     assert "instead of 2222" in found.learn(model_spec(OTHER), change_ready(READY, identities=[FIRST]))
+
+
+def serve_in(name: str, *others: str, place: str = "AMD EPYC; openvino_rt") -> Ready:
+    identity = replace(FIRST, classes=(ServedClass(place, name, others),))
+    return change_ready(READY, identities=[identity])
+
+
+def test_equal_devices_run_a_model_in_the_class_of_the_first() -> None:
+    """Each measured what its classes cost, and noise decided: so their streams could not go on with each other."""
+    identities = ModelIdentities()
+    assert not identities.learn(model_spec(), serve_in("bf16", "fp32"))
+    why = identities.learn(model_spec(), serve_in("fp32", "bf16"))
+    assert "runs in fp32" in why
+    assert "in bf16; the next worker does, too" in why
+    pinned = identities.pin(model_spec())
+    assert [served.name for served in list_pinned(pinned.options)["m.gguf"].classes] == ["bf16"]
+    assert not identities.learn(model_spec(), serve_in("bf16"))
+    assert not identities.learn(model_spec(), serve_in("fp32")), "bf16 does not hold there"
+    assert not identities.learn(model_spec(), serve_in("fp32", "bf16", place="Xeon; openvino_rt"))
+    pinned = identities.pin(model_spec(FIRST))
+    places = [(served.place, served.name) for served in list_pinned(pinned.options)["m.gguf"].classes]
+    assert places == [("AMD EPYC; openvino_rt", "bf16"), ("Xeon; openvino_rt", "fp32")]
+    assert not list_pinned(identities.pin(model_spec(OTHER)).options)["m.gguf"].classes, "of another content"
 
 
 class Target:

@@ -6,12 +6,14 @@ import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused, OutOfMemory
 from adapters.libllama import VARIABLE, find_mainline
+from adapters.model_identity import ModelIdentity, ServedClass
 from device_profiles.numerical_class import MIXED_ROWS, ClassFinding, MeasuredClasses, NumericalClass, choose_class
 from device_profiles.profile import Precision
 from device_profiles.store import ProfileStore
@@ -33,6 +35,7 @@ from tests.support.tiny_gguf import Tiny, write
 
 _CHECKED = "check that output does not depend on the batch: "
 WORDS = (*map(chr, range(33, 126)), "xy")
+WIDE = NumericalClass(Precision.FP32, Precision.FP32, fixed_width=16)
 CLASS = NumericalClass(Precision.FP32, Precision.FP16, 32, 2, 2, apart=True)
 
 
@@ -209,13 +212,48 @@ def test_another_number_of_threads_takes_the_class_that_is_there(tmp_path):
     options = options_of(tmp_path)
     target, _ = load(options)
     store = ProfileStore(tmp_path / "store" / "profiles")
-    wide = NumericalClass(Precision.FP32, Precision.FP32, fixed_width=16)
-    found = dataclasses.replace(target.classes.findings[0], numerical_class=wide)
+    found = dataclasses.replace(target.classes.findings[0], numerical_class=WIDE)
     (tmp_path / "store" / "profiles" / "classes").rename(tmp_path / "store" / "profiles" / "before")
     store.save(dataclasses.replace(target.classes, threads=target.classes.threads + 3, findings=(found,)))
     again, tried = load(options)
-    assert tried == [str(wide)]
-    assert again.model.capabilities.numerical_class == wide
+    assert tried == [str(WIDE)]
+    assert again.model.capabilities.numerical_class == WIDE
+
+
+def serve_beside(options, measured: MeasuredClasses, name: str):
+    """Return options of a worker that is told in which class others of the daemon serve."""
+    place = "; ".join((measured.fingerprint, measured.adapter, measured.device, measured.weights, measured.asked))
+    identity = ModelIdentity("m", "1" * 16, classes=(ServedClass(place, name),))
+    return msgspec.structs.replace(options, model=msgspec.structs.replace(options.model, identity=identity))
+
+
+def test_the_class_in_which_others_serve_is_taken_where_it_passes(tmp_path):
+    options = options_of(tmp_path)
+    target, _ = load(options)
+    assert target.model.capabilities.numerical_class != WIDE
+    agreed, tried = load(serve_beside(options, target.classes, str(WIDE)))
+    assert (tried, agreed.model.capabilities.numerical_class) == ([str(WIDE)], WIDE)
+    kept, tried = load(options)
+    assert (tried, kept.model.capabilities.numerical_class) == ([], WIDE), "it agrees also behind a restart"
+
+
+def test_a_class_in_which_others_serve_and_that_does_not_hold_here_is_not_taken(tmp_path):
+    options = options_of(tmp_path, "kernel_rows=9")
+    target, _ = load(options)
+    failed = str(target.classes.rejected[0].numerical_class)
+    agreed, tried = load(serve_beside(options, target.classes, failed))
+    assert (tried, agreed.class_fingerprint) == ([], target.class_fingerprint)
+
+
+def test_of_two_classes_that_passed_the_one_in_which_others_serve_is_taken(tmp_path):
+    options = options_of(tmp_path)
+    target, _ = load(options)
+    finding = target.classes.finding
+    both = (dataclasses.replace(finding, numerical_class=WIDE), finding)
+    store = ProfileStore(tmp_path / "store" / "profiles")
+    store.save(dataclasses.replace(target.classes, findings=both, chosen=1))
+    agreed, _ = load(serve_beside(options, target.classes, str(WIDE)))
+    assert agreed.model.capabilities.numerical_class == WIDE
 
 
 def test_workers_on_other_cores_of_one_processor_find_each_others_class():

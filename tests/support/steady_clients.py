@@ -48,7 +48,7 @@ class SteadyClients:
 
     def check(self) -> None:
         """None was left with an error, and none was told anything else."""
-        assert (self.errors, self.wrong) == ([], [])
+        assert (self.errors, self.wrong) == ([], []), f"{self.errors[:4]}, {self.wrong[:4]}"
 
     def read(self, client: OpenAI, number: int, ask: Ask, *, streams: bool) -> None:
         if not streams:

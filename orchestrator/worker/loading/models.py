@@ -28,7 +28,7 @@ from adapters.contract import (
 )
 from adapters.device_memory import read_host_memory
 from adapters.lora import find_lora, list_lora_runtimes, open_lora
-from adapters.model_identity import ModelIdentity
+from adapters.model_identity import ModelIdentity, ServedClass
 from adapters.model_source import check_model
 from adapters.model_store import explain_errors
 from device_profiles.device_names import is_processor
@@ -250,7 +250,8 @@ def _load_prepared(
         check_room(f"{ready.name} on {adapter.name} {wanted.device}", plan, free)
     classes: MeasuredClasses | None = None
     if serves or wanted.exactness is Exactness.BIT:
-        model, classes = load_in_class(question or _question(options, ready, wanted), progress, refresh=refresh)
+        question = question or _question(options, ready, wanted)
+        model, classes = load_in_class(question, progress, refresh=refresh)
     else:
         model = adapter.load(ready.prepared, wanted, progress)
     meter: MemoryMeter | None = None
@@ -275,7 +276,7 @@ def _load_prepared(
         shards=pipeline.describe_parts(model) if pipeline else (),
         parts=pipeline.parts if pipeline else (),
         split=ready.split,
-        identity=ready.identity,
+        identity=_tell_class(ready.identity, question, classes),
         layers=layers,
         meter=meter,
     )
@@ -342,7 +343,18 @@ def _question(options: ModelOptions, ready: PreparedModel, wanted: LoadOptions) 
         # Nothing of a simulated model crashes for good, or is worth a process.
         isolated=file is not None and not isinstance(adapter, PipelineLoader),
         soon=isinstance(adapter, FilesInPlace),
+        served=options.identity.classes if options.identity is not None else (),
     )
+
+
+def _tell_class(
+    identity: ModelIdentity | None, question: ClassQuestion | None, classes: MeasuredClasses | None
+) -> ModelIdentity | None:
+    """Return a model's identity with the class that it runs in, where its device is known."""
+    if identity is None or question is None or not question.fingerprint or classes is None or classes.finding is None:
+        return identity
+    others = tuple(str(finding.numerical_class) for finding in classes.rejected if finding.passed)
+    return replace(identity, classes=(ServedClass(question.place, str(classes.finding.numerical_class), others),))
 
 
 def mark_bits(device: DeviceProfile, options: ModelOptions, device_layers: int = ALL_LAYERS) -> str:

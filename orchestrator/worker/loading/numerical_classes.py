@@ -30,6 +30,7 @@ from adapters.device_memory import read_host_memory
 from adapters.held_lock import hold_lock
 from adapters.invariance import fingerprint_bits
 from adapters.model_checks import check_files
+from adapters.model_identity import ServedClass
 from adapters.names import TRANSFORMERS
 from device_profiles.device_names import is_processor
 from device_profiles.numerical_class import ClassFinding, MeasuredClasses, choose_class
@@ -55,7 +56,8 @@ for each."""
 class ClassQuestion:
     """Which class a prepared model is to run in. `options` has the operator's options; the other fields are the key
     of the answer (see MeasuredClasses). `file`: the model's own, None for a simulated one. `isolated`: each class is
-    tried in a process of its own. `soon`: the first class is tried on the model that then serves, on a short text."""
+    tried in a process of its own. `soon`: the first class is tried on the model that then serves, on a short text.
+    `served`: in which classes other workers of the daemon run the model."""
 
     adapter: ModelLoader
     prepared: Path
@@ -69,6 +71,18 @@ class ClassQuestion:
     store: Path
     isolated: bool
     soon: bool = False
+    served: tuple[ServedClass, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """On what hardware and runtime the model runs, and what of it the operator's options leave open."""
+        return "; ".join((self.fingerprint, self.adapter.name, self.options.device, self.weights, self.wanted_formats))
+
+    @property
+    def served_class(self) -> str:
+        """The class of other workers in such a place, "" where there are none: equal devices measure unlike costs, and
+        chance would decide between them."""
+        return next((served.name for served in self.served if served.place == self.place), "")
 
     @property
     def wanted_formats(self) -> str:
@@ -86,19 +100,19 @@ def load_in_class(
     Raises ModelRefused where no class passes, which says why, and what adapters raise.
     """
     profiles = ProfileStore(question.store / "profiles")
-    known = None if refresh else _find_known(profiles, question)
+    known = None if refresh else _find_agreed(profiles, question)
     with ExitStack() as alone:
         if known is None:
             # One after another: trials beside each other would measure each other.
             alone.enter_context(_hold_lock(profiles.directory, progress))
-            known = None if refresh else _find_known(profiles, question)
+            known = None if refresh else _find_agreed(profiles, question)
         if known is not None and known.finding is not None:
             model = _load(question, known.finding, progress)
             if fingerprint_bits(model) == known.finding.fingerprint:
                 return model, known
             model.close()
             progress("bits are not those that were measured: find the numerical class again", -1.0)
-        beside = None if refresh else _find_beside(profiles, question)
+        beside = None if refresh else _find_served(question) or _find_beside(profiles, question)
         if question.soon and not refresh and beside is None:
             loaded = _try_first(profiles, question, progress)
             if loaded is not None:
@@ -258,6 +272,29 @@ def _find_known(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClas
         if (*model, known.asked, known.threads) == (*wanted, question.wanted_formats, question.threads):
             return known
     return None
+
+
+def _find_agreed(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClasses | None:
+    """Return what is known, with the class taken in which others serve; None where that was not tried."""
+    known, served = _find_known(profiles, question), question.served_class
+    if known is None or not served or known.finding is None or str(known.finding.numerical_class) == served:
+        return known
+    tried = {str(finding.numerical_class) for finding in known.findings}
+    if served not in tried and _find_served(question) is not None:
+        return None
+    agreed = known.prefer(served)
+    if agreed is not known:
+        with suppress(OSError):  # a read-only store serves
+            profiles.save(agreed)
+    return agreed
+
+
+def _find_served(question: ClassQuestion) -> NumericalClass | None:
+    """Return the class in which others serve, where the adapter has it."""
+    if not (served := question.served_class):
+        return None
+    tiers = list_classes(question.adapter, question.prepared, question.options)
+    return next((candidate for tier in tiers for candidate in tier if str(candidate) == served), None)
 
 
 def _find_beside(profiles: ProfileStore, question: ClassQuestion) -> NumericalClass | None:

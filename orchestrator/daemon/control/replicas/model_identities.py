@@ -1,12 +1,16 @@
 """Which content each model of a target had when it was loaded first: whatever is started later loads the same.
 
 A source names a place, and what is there may be replaced at any time. The first worker that is ready says what it has
-loaded. From then on workers are told with their start, until a reload names another content in their specs. No effects.
+loaded. From then on workers are told with their start, until a reload names another content in their specs.
+
+It also says in which numerical class it runs. On equal devices each would choose by what it measured, so chance would
+give them unlike bits. No effects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from adapters.model_identity import ModelIdentity
 from orchestrator.protocol.contract import WorkerSpec
@@ -36,7 +40,23 @@ class ModelIdentities:
         for identity in identities:
             if identity.source not in wanted:
                 self._known.setdefault(identity.source, identity)
-        return describe_difference(identities, self._known | wanted)
+        return describe_difference(identities, self._known | wanted) or self._learn_classes(identities)
+
+    def _learn_classes(self, identities: Sequence[ModelIdentity]) -> str:
+        """Note in which class each model runs in each place, as the first worker there says it. Returns what another
+        one has chosen where it might as well run in that one, "" where it does or may not."""
+        for identity in identities:
+            known = self._known.get(identity.source)
+            if known is None or known.digest != identity.digest:
+                continue
+            first = {served.place: served.name for served in known.classes}
+            for served in identity.classes:
+                name = first.get(served.place, served.name)
+                if name in served.others:
+                    return f"it runs in {served.name}, and others on such devices in {name}; the next worker does, too"
+            fresh = tuple(served for served in identity.classes if served.place not in first)
+            self._known[identity.source] = replace(known, classes=(*known.classes, *fresh))
+        return ""
 
     def pin(self, spec: WorkerSpec) -> WorkerSpec:
         return pin_spec(spec, self._known)
