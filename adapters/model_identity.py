@@ -12,7 +12,7 @@ class ServedClass:
 
     place: str
     name: str
-    others: tuple[str, ...] = ()
+    others: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,4 +25,4 @@ class ModelIdentity:
     digest: str
     name: str = ""
     origin: str = ""
-    classes: tuple[ServedClass, ...] = field(default=(), compare=False)
+    classes: list[ServedClass] = field(default_factory=list, compare=False)

@@ -109,7 +109,7 @@ def test_what_a_spec_asks_for_goes_before_and_is_no_first() -> None:
 
 
 def serve_in(name: str, *others: str, place: str = "AMD EPYC; openvino_rt") -> Ready:
-    identity = replace(FIRST, classes=(ServedClass(place, name, others),))
+    identity = replace(FIRST, classes=[ServedClass(place, name, list(others))])
     return change_ready(READY, identities=[identity])
 
 

@@ -223,7 +223,7 @@ def test_another_number_of_threads_takes_the_class_that_is_there(tmp_path):
 def serve_beside(options, measured: MeasuredClasses, name: str):
     """Return options of a worker that is told in which class others of the daemon serve."""
     place = "; ".join((measured.fingerprint, measured.adapter, measured.device, measured.weights, measured.asked))
-    identity = ModelIdentity("m", "1" * 16, classes=(ServedClass(place, name),))
+    identity = ModelIdentity("m", "1" * 16, classes=[ServedClass(place, name)])
     return msgspec.structs.replace(options, model=msgspec.structs.replace(options.model, identity=identity))
 
 

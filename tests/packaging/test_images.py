@@ -193,7 +193,7 @@ def test_front_and_worker_of_the_compose_file_serve_and_a_lost_worker_costs_no_s
         until(lambda: count_ready(podman) == 2, WITHIN_S)
         client = OpenAI(base_url=f"http://{hosts.near_ip}:8000/v1", api_key=key)
         prompts = ("The capital of France is", "Once upon a time", "def add(a, b):")
-        asks = [
+        asks: list[Any] = [
             {"model": "smollm2-135m-instruct", "prompt": text, "max_tokens": 48, "temperature": 0} for text in prompts
         ]
         expected = [client.completions.create(**ask).choices[0].text for ask in asks]

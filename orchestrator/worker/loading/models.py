@@ -343,7 +343,7 @@ def _question(options: ModelOptions, ready: PreparedModel, wanted: LoadOptions) 
         # Nothing of a simulated model crashes for good, or is worth a process.
         isolated=file is not None and not isinstance(adapter, PipelineLoader),
         soon=isinstance(adapter, FilesInPlace),
-        served=options.identity.classes if options.identity is not None else (),
+        served=tuple(options.identity.classes) if options.identity is not None else (),
     )
 
 
@@ -353,8 +353,8 @@ def _tell_class(
     """Return a model's identity with the class that it runs in, where its device is known."""
     if identity is None or question is None or not question.fingerprint or classes is None or classes.finding is None:
         return identity
-    others = tuple(str(finding.numerical_class) for finding in classes.rejected if finding.passed)
-    return replace(identity, classes=(ServedClass(question.place, str(classes.finding.numerical_class), others),))
+    others = [str(finding.numerical_class) for finding in classes.rejected if finding.passed]
+    return replace(identity, classes=[ServedClass(question.place, str(classes.finding.numerical_class), others)])
 
 
 def mark_bits(device: DeviceProfile, options: ModelOptions, device_layers: int = ALL_LAYERS) -> str:

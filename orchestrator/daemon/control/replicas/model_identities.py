@@ -54,8 +54,8 @@ class ModelIdentities:
                 name = first.get(served.place, served.name)
                 if name in served.others:
                     return f"it runs in {served.name}, and others on such devices in {name}; the next worker does, too"
-            fresh = tuple(served for served in identity.classes if served.place not in first)
-            self._known[identity.source] = replace(known, classes=(*known.classes, *fresh))
+            fresh = [served for served in identity.classes if served.place not in first]
+            self._known[identity.source] = replace(known, classes=[*known.classes, *fresh])
         return ""
 
     def pin(self, spec: WorkerSpec) -> WorkerSpec:
