@@ -99,6 +99,22 @@ class StepCost:
             prefill=self.prefill.scale_by(factor) if self.prefill else None,
         )
 
+    def split_over(self, ranks: int, kept_ms: float, sums_ms: float, row_sums_ms: float) -> StepCost:
+        """Return the cost where each layer is split over so many ranks. `kept_ms`: what each of them takes of a
+        forward as one alone does, to start its kernels. `sums_ms`: what adding their parts takes, and `row_sums_ms` for
+        each row."""
+
+        def split_ms(rows: float, ms: float) -> float:
+            kept = min(kept_ms, ms)
+            return kept + (ms - kept) / ranks + sums_ms + row_sums_ms * rows
+
+        return replace(
+            self.scale_by(1.0 / ranks),
+            row_ms=tuple(map(split_ms, self.row_knots, self.row_ms)),
+            changing_ms=self.changing_ms,
+            prefill=self.prefill.split_over(ranks, kept_ms, sums_ms, row_sums_ms) if self.prefill else None,
+        )
+
     def _rows_ms(self, rows: float) -> float:
         knots, times = self.row_knots, self.row_ms
         if rows <= knots[0] or len(knots) == 1:

@@ -117,6 +117,12 @@ EFFICIENCY = {
     ),
 }
 """By kind of device."""
+RANK_SUM_MS = 0.02
+"""Adding the parts of two or more ranks, whatever their size: NCCL's some ten microseconds (ADR 0081), and a kernel.
+Assumed, not measured."""
+RANK_LINK_BYTES_PER_S = 16.0 * GB
+"""Between two GPUs of a host. Assumed: half of what PCIe 4.0 x16 moves in one direction (31.5 GB/s); NVLink is
+faster."""
 
 
 def compute_precision(sheet: Datasheet) -> Precision | None:

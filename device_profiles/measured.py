@@ -169,6 +169,11 @@ class MeasuredModel:
     layer_parts: dict[str, int] = field(default_factory=dict)
 
     @property
+    def ranks(self) -> int:
+        """Over how many each layer was split; 1 where none was."""
+        return int(self.formats.partition(SPLIT)[2].partition(" ")[0] or 1)
+
+    @property
     def unfinished(self) -> str:
         """In words, what of it was not measured yet; "" where all was."""
         return "only its forwards were measured" if self.forwards_only else ""

@@ -62,7 +62,8 @@ class PlacementSection(Section):
     zones: tuple[str, ...] = Field(default=(), strict=False)
     """Zones that alone are used; empty: all."""
     sharding: Literal["when_needed", "allowed", "never"] = "when_needed"
-    """Whether the target's layers may be spread over devices: `when_needed` where no device can hold them all."""
+    """Whether the target's layers may be spread over devices: `when_needed` where no device can hold them all. `never`:
+    nor may each be split over ranks."""
     standby: bool = True
     """Name a place for the target to go to when it is lost."""
     keep_free: float = Field(default=0.05, ge=0, le=0.9)

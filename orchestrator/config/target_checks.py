@@ -334,7 +334,7 @@ def _find_auto(model: Target | ModelDraft) -> str:
 def _refuse_ranks(model: Target, decoder: DecoderSizes | None) -> str:
     """Return why a target's layers cannot be split over its ranks; "" where they can."""
     if key := _find_auto(model):
-        return f"a plan splits no layers, and the {key} is {AUTO!r}; name it, or leave tensor_parallel out"
+        return f"a plan chooses ranks where the {key} is {AUTO!r}; name it, or leave tensor_parallel out"
     if model.adapter in OWN_ADAPTERS and model.adapter != _SPLITTING:
         return f"{model.adapter} cannot split layers; set adapter: {_SPLITTING}, or leave tensor_parallel out"
     if model.static_shapes == "on":

@@ -115,6 +115,8 @@ def apply_plan(
     limits = config.limits
     if replica.kv_cache_bytes:
         limits = limits.model_copy(update={"kv_cache": ByteSize(replica.kv_cache_bytes)})
+    if target.ranks:
+        placed_target["tensor_parallel"] = len(target.ranks)
     if len(replica.shards) > 1:
         placed_target["shards"] = [_cut(config, proposal, shard, target.host) for shard in replica.shards]
     if cores.target:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from device_profiles.datasheet import EFFICIENCY, GB
+from device_profiles.datasheet import EFFICIENCY, GB, RANK_LINK_BYTES_PER_S, RANK_SUM_MS
 from device_profiles.measured import MeasuredModel
 from device_profiles.units import human_bytes
 from orchestrator.planning.correction import Key, key_of
@@ -74,12 +74,16 @@ def list_members(plan: Plan) -> list[Member]:
         Member(
             name,
             ", ".join(shard.group for shard in shards),  # as Plan.groups has it
-            tuple(dict.fromkeys(part for shard in shards for part in (f"device {shard.device}", f"host {shard.host}"))),
+            tuple(dict.fromkeys(part for shard in shards for part in _list_parts(shard))),
             prediction.goodput_tokens_per_s,
             standby=name == "standby",
         )
         for name, shards, prediction in placed
     ]
+
+
+def _list_parts(shard: Shard) -> list[str]:
+    return [*(f"device {name}" for name in shard.devices), f"host {shard.host}"]
 
 
 def basis(proposal: PlanProposal) -> list[Basis]:
@@ -98,14 +102,16 @@ def basis(proposal: PlanProposal) -> list[Basis]:
                 f"estimate: {efficiency.bandwidth:.0%} of the bandwidth, {efficiency.compute:.0%} of the rate, "
                 f"{efficiency.layer_ms:g} ms a layer beside ({efficiency.source})"
             )
-            parts[shard.device] = Basis(shard.device, "datasheet", efficiency.error, tuple(lines))
+            parts[shard.device] = Basis(shard.device, "datasheet", efficiency.error, (*lines, *_describe_ranks(shard)))
             continue
         options = [option for option in proposal.cluster.options if key_of(option) == key_of(shard)]
         costs = [option.cost for option in options if option.role == Role.TARGET]
         error = max((option.cost.error for option in options), default=0.0)
         held = [line for option in options for line in _describe_memory(source, option, proposal.request.target)]
         if shard.source == "estimate":
-            parts[shard.device] = Basis(shard.device, "estimate", error, (_describe_estimate(source), *held))
+            parts[shard.device] = Basis(
+                shard.device, "estimate", error, (_describe_estimate(source), *_describe_ranks(shard), *held)
+            )
             continue
         behind = profiles_behind(proposal, key_of(shard))
         doubts = [f"{profile.doubt}: to be measured again" for profile in behind if profile.doubt]
@@ -114,6 +120,7 @@ def basis(proposal: PlanProposal) -> list[Basis]:
             *(_describe_few(profile) for profile in behind if profile.few_layers),
             *doubts,
             *(line for profile in behind for line in _of_class(profile)),
+            *_describe_ranks(shard),
             *(f"branches of drafts: {explain_branches(cost)}" for cost in costs[:1]),
             *held,
         ]
@@ -126,6 +133,16 @@ def _describe_few(profile: MeasuredModel) -> str:
         f"measured on {profile.few_layers} of {profile.layers} layers, as all would take "
         f"{human_bytes(profile.planned_bytes)}: what rounds take beside their forwards is not known"
     )
+
+
+def _describe_ranks(shard: Shard) -> list[str]:
+    """Return a line on what is assumed of ranks that were not measured."""
+    if not shard.ranks or shard.source == "measured":
+        return []
+    return [
+        f"split over {len(shard.ranks)} ranks: of one device's time each has its part; a sum of parts is assumed to "
+        f"take {RANK_SUM_MS:g} ms, and {RANK_LINK_BYTES_PER_S / GB:g} GB/s to lie between two of them"
+    ]
 
 
 def _describe_estimate(source: DeviceSource) -> str:
@@ -159,20 +176,20 @@ def _of_class(profile: MeasuredModel) -> list[str]:
 def profiles_behind(proposal: PlanProposal, key: Key) -> list[MeasuredModel]:
     profile, runtime, weights, threads = key
     source, target = proposal.behind[profile], proposal.request.target
+    targets = (option for option in proposal.cluster.options if option.role == Role.TARGET)
+    option = next((option for option in targets if key_of(option) == key), None)
+    if option is None or not isinstance(source, MeasuredHardware):
+        return []
     return [
         model
-        for model in (source.models if isinstance(source, MeasuredHardware) else ())
+        for model in source.models
         if (model.adapter, model.weights, model.threads) == (runtime, weights, threads)
         and model.role == Role.TARGET
         and model.exactness == proposal.request.exactness
         and model.model_digest == target.digest
-        and (not model.few_layers or _is_few(proposal, key))
+        and (not model.few_layers or option.source == "few layers")
+        and model.ranks == option.ranks
     ]
-
-
-def _is_few(proposal: PlanProposal, key: Key) -> bool:
-    """Return whether an option rests on a profile of few layers."""
-    return any(not option.runs_whole for option in proposal.cluster.options if key_of(option) == key)
 
 
 def list_doubtful_profiles(proposal: PlanProposal) -> list[str]:

@@ -26,7 +26,8 @@ def list_taken(cluster: Inventory, shards: Iterable[Shard]) -> dict[str, float]:
     known = {key_of(option): option.taken for option in cluster.options if option.role is Role.TARGET}
     used: dict[str, float] = {}
     for shard in shards:
-        used[shard.device] = max(used.get(shard.device, 0.0), known.get(key_of(shard), 0.0))
+        for device in shard.devices:
+            used[device] = max(used.get(device, 0.0), known.get(key_of(shard), 0.0))
     least: dict[str, float] = {}
     for (profile, *_), taken in known.items():
         least[profile] = min(taken, least.get(profile, taken))

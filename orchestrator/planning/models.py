@@ -30,7 +30,8 @@ _FILE_BITS = 16.0  # of a weight of a model that is not there and is to be taken
 class PlannedModel:
     """A model to place. `weights`: the number formats to choose from, empty where the device decides. `file_bits`: of
     a weight as the model's file has it. `digest` of its files, "" where they are not there. `runtimes`: which alone run
-    it, empty for all. `own_format`: AS_FILE, or DRAFT for a draft that gets a copy. `whole`: its layers are not cut."""
+    it, empty for all. `own_format`: AS_FILE, or DRAFT for a draft that gets a copy. `whole`: its layers are not cut.
+    `splits`: over how many ranks each layer may be split in equal parts."""
 
     name: str
     shape: DecoderShape
@@ -40,6 +41,7 @@ class PlannedModel:
     runtimes: tuple[str, ...] = ()
     own_format: str = AS_FILE
     whole: bool = False
+    splits: tuple[int, ...] = ()
 
     @property
     def facts(self) -> ModelFacts:
@@ -59,7 +61,13 @@ class PlannedModel:
 
 def build_sketched_model(sketched: SketchedModel) -> PlannedModel:
     """Return a model that is known by its shape."""
-    return PlannedModel(sketched.name, shape_of(sketched.shape), tuple(sketched.weights))
+    splits = list_splits(sketched.shape.kv_heads)
+    return PlannedModel(sketched.name, shape_of(sketched.shape), tuple(sketched.weights), splits=splits)
+
+
+def list_splits(kv_heads: int) -> tuple[int, ...]:
+    """Return the numbers of ranks that share so many key heads evenly: the largest part would set the pace."""
+    return tuple(ranks for ranks in range(2, kv_heads + 1) if kv_heads % ranks == 0)
 
 
 def shape_of(shape: Shape) -> DecoderShape:
@@ -108,7 +116,9 @@ def model_at_hand(
     formats = (AS_FILE,) if sizes.fixed_formats else () if weights == AUTO else (weights,)
     shape, runtimes = _shape_of_sizes(sizes), list_only_runtimes(sizes)
     bits = 8.0 * size / shape.elements
-    return PlannedModel(name or file.name, shape, formats, bits, digest, runtimes, own_format, bool(sizes.whole))
+    splits = list_splits(sizes.kv_heads) if isinstance(sizes, DecoderSpec) else ()
+    named = name or file.name
+    return PlannedModel(named, shape, formats, bits, digest, runtimes, own_format, bool(sizes.whole), splits)
 
 
 def _shape_of_sizes(sizes: DecoderSizes) -> DecoderShape:

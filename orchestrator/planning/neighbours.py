@@ -22,8 +22,8 @@ class ReservedDraft:
     adapter: str
     device: str
     kv_cache_bytes: int
-    ranks: int = 1
-    """On so many devices it is loaded, of which this is one, each with as large a part."""
+    share: float = 1.0
+    """Of it, what is on this device: others have the rest, as ranks or as layers."""
 
     def is_on(self, device: Device) -> bool:
         return is_same_device(device.name_for(self.adapter), self.device)
@@ -31,7 +31,7 @@ class ReservedDraft:
     def memory_bytes(self, kind: str) -> int:
         """Return what it holds on a device of that kind, as estimated from its file and its KV cache."""
         elements, bits = self.model.shape.elements, self.model.bits(self.model.formats(kind)[0])
-        return round((elements * bits / 8 + self.kv_cache_bytes) / self.ranks)
+        return round(self.share * (elements * bits / 8 + self.kv_cache_bytes))
 
     def describe_reserve(self, replicas: int) -> str:
         each = ", for each replica" if replicas > 1 else ""
@@ -86,7 +86,11 @@ def list_plan_places(target: str, plan: Plan, *, first: bool) -> list[TakenPlace
         for replica in plan.replicas
         if replica.draft is not None and replica.draft.shard is not None
     ]
-    return [TakenPlace(target, shard.device, shard.memory.total, first=first) for shard in shards]
+    return [
+        TakenPlace(target, device, shard.memory.total // len(shard.devices), first=first)
+        for shard in shards
+        for device in shard.devices
+    ]
 
 
 def leave_taken(cluster: Inventory, taken: Sequence[TakenPlace], before: Sequence[TakenPlace] = ()) -> Inventory:

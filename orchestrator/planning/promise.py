@@ -33,7 +33,7 @@ def predict_promise(planned: PlanProposal, estimable: EstimableDevice) -> Promis
     estimates do. `planned`: by all that was measured, for the requests at once that count. Raises PlanError where
     nothing can be planned by what was measured."""
     now = _find_merit(build_proposal(planned.cluster, planned.request, planned.behind, planned.pairs))
-    used = {device.profile for device in planned.cluster.devices}
+    used = {device.profile for device in planned.cluster.devices if not device.ranks}
     estimates = estimate_targets(planned.request.target, planned.behind, [replace(estimable, prepared=True)])
     options = [scale_option(each, 1.0 / (1.0 + each.cost.error)) for each in estimates if each.profile in used]
     drafts = [each for each in planned.cluster.options if each.role is not Role.TARGET]

@@ -21,6 +21,7 @@ from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, clust
 from orchestrator.planning.lacking import leave_lacking, list_lacking, list_unfit_runtimes
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.neighbours import describe_taken, leave_taken, share_time, sum_reserved_bytes
+from orchestrator.planning.ranks import add_rank_groups
 from orchestrator.planning.sketched import build_sketched_cluster
 from orchestrator.planning.stored import MeasuredHardware, add_devices, choose_present, load_measured_hardware
 from orchestrator.planning.wanted import (
@@ -35,6 +36,7 @@ from orchestrator.planning.wanted import (
 )
 from policies.planning.merit import tells_burden
 from policies.planning.placement import plan_placement
+from policies.planning.placement.ranks import refresh_groups
 from policies.planning.plan import Device, Inventory, NoPlan, Objective, Option, Plan, PlanGoal, Role
 
 # Where a search for a depth that agrees with its own plan begins (ADR 0033). Any from 1 to 12 does.
@@ -69,7 +71,8 @@ def propose_sketch(sketch: Sketch, request: PlanRequest, store: ProfileStore | N
     cluster, behind = build_sketched_cluster(sketch, sources, request.target, drafts, request.exactness)
     roles = {name: host.roles for host in sketch.hosts for name in host_names(host)}
     cluster = share_time(leave_taken(cluster, request.taken), request.taken)
-    made = build_proposal(cluster, _name_nodes(request, roles, {}), behind)
+    grouped, behind = add_rank_groups(cluster, behind, request)
+    made = build_proposal(grouped, _name_nodes(request, roles, {}), behind)
     return replace(made, assumed=(*made.assumed, *describe_taken(cluster, request.taken)))
 
 
@@ -189,7 +192,8 @@ def _propose_hosts(
     stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
     cluster, untold = _leave_out_untold(cluster, Objective(request.placement.objective), stated)
     cluster = share_time(leave_taken(cluster, request.taken), request.taken)
-    made = build_proposal(cluster, request, sources, _of_these_files(store.pairs(), request))
+    grouped, behind_groups = add_rank_groups(cluster, sources, request)
+    made = build_proposal(grouped, request, behind_groups, _of_these_files(store.pairs(), request))
     others = describe_taken(cluster, request.taken)
     return replace(made, assumed=(*made.assumed, *others, *lacking, *left_out, *untold))
 
@@ -319,6 +323,7 @@ def build_proposal(
     cluster: Inventory, request: PlanRequest, behind: Mapping[str, DeviceSource], pairs: Sequence[PairAcceptance] = ()
 ) -> PlanProposal:
     """Return a plan; `pairs`: how often drafts were accepted, where that was measured. Raises PlanError."""
+    cluster = refresh_groups(cluster)
     known = {pair.drafter for pair in pairs if pair.target == request.target.name}
     soon, later = _leave_unprepared(cluster)
     try:

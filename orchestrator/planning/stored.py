@@ -10,7 +10,6 @@ from typing import Final
 from device_profiles.cost import with_row_ms
 from device_profiles.measured import (
     ENDS,
-    SPLIT,
     DeviceRates,
     Hardware,
     MatmulRate,
@@ -78,14 +77,18 @@ class MeasuredHardware:
         return None
 
     def options(
-        self, target: PlannedModel, drafts: Sequence[PlannedModel], exactness: Exactness, cores: int
+        self, target: PlannedModel, drafts: Sequence[PlannedModel], exactness: Exactness, cores: int, ranks: int = 1
     ) -> list[Option]:
         """Return how these models run on it; their `profile` is still to be named. What was measured with more threads
-        than there are `cores` is left out, and so is what was measured on few layers where the whole was, too."""
+        than there are `cores` is left out, and so is what was measured on few layers where the whole was, too.
+        `ranks`: over how many such devices each layer of the target is split."""
         targets = [
             model
             for model in self.models
-            if model.role == Role.TARGET and model.exactness == exactness and _matches_model(model, target, cores)
+            if model.role == Role.TARGET
+            and model.exactness == exactness
+            and model.ranks == ranks
+            and _matches_model(model, target, cores)
         ]
         whole = {_name_run(model) for model in targets if not model.few_layers}
         options = [
@@ -223,8 +226,6 @@ def _matches_model(measured: MeasuredModel, model: PlannedModel, cores: int) -> 
     that is asked for."""
     if (measured.model_digest != model.digest) if model.digest else (measured.model != model.name):
         return False
-    if SPLIT in measured.formats:
-        return False  # a plan puts whole layers on devices
     written = measured.formats.partition(" ")[0]
     return written in (model.weights or ("auto",)) and (not cores or measured.threads <= cores)
 

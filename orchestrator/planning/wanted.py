@@ -9,7 +9,7 @@ from pathlib import Path
 from adapters.names import SHARDING_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
-from orchestrator.config.drafts import EndpointDraft, ModelDraft, draft_names
+from orchestrator.config.drafts import EndpointDraft, HeadDraft, ModelDraft, draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.lora_checks import find_lora_runtimes
 from orchestrator.config.model import ClusterConfig
@@ -135,6 +135,7 @@ def build_request_from_config(
         drafts = isinstance(section, ModelDraft)
         planned = model_at_hand(section.source, name, base, section.weights, store, adapter=adapter, drafts=drafts)
         runtimes = find_lora_runtimes(config, base) if isinstance(section, Target) else ()
+        planned = planned if _may_split(config) else replace(planned, splits=())
         return replace(planned, runtimes=runtimes) if runtimes else planned
 
     return PlanRequest(
@@ -170,6 +171,13 @@ def build_request_from_config(
         draft_servers=tuple(draft.endpoint for draft in config.drafts if isinstance(draft, EndpointDraft)),
         kv_cache_bytes=int(config.limits.kv_cache),
     )
+
+
+def _may_split(config: ClusterConfig) -> bool:
+    """Return whether a target's layers may be split: LoRA adapters and heads need them whole, and so do graphs of
+    fixed shape."""
+    heads = any(isinstance(draft, HeadDraft) for _, draft in config.all_drafts)
+    return not heads and not config.model.adapters and config.model.static_shapes != "on"
 
 
 @dataclass(frozen=True, slots=True)

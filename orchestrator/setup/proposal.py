@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,7 +95,9 @@ def _predict(model: LocalModel, check: ModelCheck, kv_cache_bytes: int, path: Pa
     planned = {**sections, "model": {**sections["model"], "device": AUTO}}  # so that there is a plan
     config = load_text(yaml.safe_dump(planned, sort_keys=False), path)
     known = bool(profile_store(config).models())  # digests take a second for each GB
-    proposal = propose_local(config, path.parent, build_local_request(config, path.parent, digests=known))
+    request = build_local_request(config, path.parent, digests=known)
+    whole = replace(request, target=replace(request.target, splits=()))  # what is written names one device
+    proposal = propose_local(config, path.parent, whole)
     replica = proposal.plan.replicas[0]
     shard = replica.shards[0]
     return Candidate(

@@ -35,7 +35,7 @@ def write_split(directory: Path, keys: str) -> Path:
         ),
         (
             "adapter: torch_device, tensor_parallel: 2, device: auto",
-            "a plan splits no layers, and the device is 'auto'",
+            "a plan chooses ranks where the device is 'auto'",
         ),
         (
             "adapter: torch_device, tensor_parallel: 2, shards: [{layers: 1}, {layers: 3}]",

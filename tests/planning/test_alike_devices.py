@@ -150,6 +150,20 @@ def test_ranks_of_a_target_that_no_plan_places_are_taken_off_each_gpu(tmp_path: 
     assert place.count_bytes(cluster.devices[0]) == pytest.approx(2 * first, abs=2)
 
 
+def test_layers_of_a_target_that_no_plan_places_are_taken_off_the_gpu_that_has_them(tmp_path: Path) -> None:
+    shards = ", shards: [{layers: 3, device: 'CUDA:1'}, {layers: 1, device: 'CUDA:2'}]"
+    config = write(shards).model_copy(
+        update={"model": write(shards).model.model_copy(update={"adapter": "torch_device"})}
+    )
+    cluster = present(tmp_path, PresentHost(THIS_NODE, frozenset({TWIN}), seen=see(range(3))))
+    left = leave_taken(cluster, list(measure_fixed(config, tmp_path)))
+    first, second, third = (
+        device.memory_bytes - less.memory_bytes for device, less in zip(cluster.devices, left.devices, strict=True)
+    )
+    assert first == 0 < third
+    assert second == pytest.approx(3 * third, abs=4)
+
+
 def test_two_replicas_are_started_on_a_gpu_each_and_ray_keeps_it_for_them(tmp_path: Path) -> None:
     ray = "drafts: []\ncluster: {runtime: ray, address: '10.0.0.1:6379', auth: none}\nplacement: {concurrency: 16}\n"
     for more in ("drafts: []\nplacement: {concurrency: 16}\n", ray):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from adapters.contract import AdapterError
@@ -12,6 +11,7 @@ from device_profiles.device_names import list_rank_devices
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.model_keys import THIS_NODE
+from orchestrator.config.target import Target
 from orchestrator.errors import OutriderError
 from orchestrator.machine.devices import effective_device
 from orchestrator.planning.models import model_at_hand
@@ -69,6 +69,17 @@ class PlanBoard:
         return self._fixed[number]
 
 
+def _list_parts(target: Target) -> list[tuple[str, str, str, float]]:
+    """Return the adapter, device, host ("" for the target's) and share of each part of a target."""
+    layers = sum(shard.layers for shard in target.shards)
+    shards = [
+        (shard.adapter or target.adapter, shard.device or target.device, shard.host, shard.layers / layers)
+        for shard in target.shards
+    ]
+    devices = list_rank_devices(target.device, target.tensor_parallel)
+    return shards or [(target.adapter, device, "", 1.0 / len(devices)) for device in devices]
+
+
 def measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     """Yield the models that a configuration loads where it says. Raises what resolving them raises."""
     own = THIS_NODE if not config.cluster.across_hosts else ""
@@ -76,15 +87,11 @@ def measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     replicas = [placement for placement in model.placements if not placement.is_endpoint]  # others' memory has these
     for placement in replicas:
         its = model.with_own(placement)
-        target = ReservedDraft(
-            model_at_hand(its.source, its.name, base, its.weights, adapter=its.adapter),
-            its.adapter,
-            effective_device(its.adapter, its.device),
-            int(placement.kv_cache or config.limits.kv_cache),
-            ranks=its.tensor_parallel,
-        )
-        for device in list_rank_devices(target.device, target.ranks):
-            yield TakenPlace(model.name, host=placement.host or own, fixed=replace(target, device=device))
+        whole = model_at_hand(its.source, its.name, base, its.weights, adapter=its.adapter)
+        kv_cache_bytes = int(placement.kv_cache or config.limits.kv_cache)
+        for adapter, device, host, share in _list_parts(its):
+            fixed = ReservedDraft(whole, adapter, effective_device(adapter, device), kv_cache_bytes, share)
+            yield TakenPlace(model.name, host=host or placement.host or own, fixed=fixed)
     sharing = sum(placement.own_drafts is None for placement in replicas)
     counted = [(draft, sharing) for draft in config.drafts] + [(draft, 1) for _, draft in config.own_drafts]
     for draft, users in counted:

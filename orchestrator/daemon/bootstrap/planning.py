@@ -212,8 +212,9 @@ def _plan_standbys(config: ClusterConfig, base: Path, proposal: PlanProposal) ->
     """Return the standbys that are configured; where none is, the one that the plan names."""
     placed = apply_plan(config, proposal, 0)
     named = proposal.plan.standby
-    # A standby is a whole target, and what the plan names beside shards holds one of them.
-    if config.failover.standby or named is None or len(proposal.plan.replicas[0].shards) > 1:
+    # A standby is a whole target on one device, and what the plan names beside shards holds one of them.
+    shards = proposal.plan.replicas[0].shards
+    if config.failover.standby or named is None or len(shards) > 1 or named.shards[0].ranks:
         return build_standbys(placed, base)
     shard = named.shards[0]
     device = name_shard_device(proposal, shard)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from device_profiles.device_load import name_device_counters
 from orchestrator.daemon.control import events
 from orchestrator.daemon.control.actions import (
     Action,
@@ -23,7 +24,7 @@ from orchestrator.daemon.control.actions import (
     WakeAfter,
 )
 from orchestrator.daemon.control.control_state import State as State
-from orchestrator.daemon.control.health.health import Part, list_parts
+from orchestrator.daemon.control.health.health import Part
 from orchestrator.daemon.control.health.rules import give_up_if_hopeless, settle_once_ready, watch_health
 from orchestrator.daemon.control.replicas.fold_worker import fold_worker_event, lose_worker
 from orchestrator.daemon.control.replicas.replicas import Rank
@@ -251,7 +252,8 @@ def _leave_device(state: State, device: str, why: str, now_s: float) -> list[Act
     """Start nothing on a device that says itself that it does not work, and let streams go on elsewhere where they
     can."""
     here = state.fleet.list_on_device(device)
-    parts = {Part("device", device), *(part for replica in here for part in list_parts(replica.spec))}
+    spelt = (part for replica in here for part in replica.parts if name_device_counters(part.name) == device)
+    parts = {Part("device", device), *spelt}
     fresh = [part for part in parts if not state.health.judge([part], now_s).refuses]
     state.health.observe_fault(parts, why, now_s)
     elsewhere = [other for other in state.replicas.serving if other.state.ready is not None and other not in here]

@@ -137,7 +137,7 @@ def _mark(host: Host, single: bool) -> tuple[object, ...]:
 
 def number_kinds(devices: Sequence[Device], may_target: Iterable[object], may_draft: Iterable[object]) -> list[int]:
     """Return the kind of each device as a number: those that differ by name alone have the same."""
-    like = attrgetter(*(field.name for field in fields(Device) if field.name not in ("id", "host", "names")))
+    like = attrgetter(*(field.name for field in fields(Device) if field.name not in ("id", "host", "names", "ranks")))
     kinds: dict[object, int] = {}
     rows = zip(devices, may_target, may_draft, strict=True)
     return [kinds.setdefault((like(device), bool(target), bool(draft)), len(kinds)) for device, target, draft in rows]

@@ -344,4 +344,5 @@ def _shard(
         cores=tuple(range(first, first + threads)),
         source=placed.option.source,
         group=placed.option.group,
+        ranks=placed.device.ranks,
     )

@@ -42,7 +42,7 @@ def usable(cluster: Inventory, wanted: PlanGoal) -> Usable:
     what the objective counts.
     """
     hosts = {host.name: host for host in cluster.hosts}
-    constraints = _spell_places(wanted.constraints, cluster)
+    constraints = spell_places(wanted.constraints, cluster)
     _check(cluster, hosts, constraints)
     rejected: list[RejectedCandidate] = []
     allowed = _devices(cluster.devices, hosts, constraints, rejected)
@@ -57,7 +57,7 @@ def usable(cluster: Inventory, wanted: PlanGoal) -> Usable:
     return Usable(hosts, may_target, may_draft, targets, drafts, tuple(rejected))
 
 
-def _spell_places(constraints: Constraints, cluster: Inventory) -> Constraints:
+def spell_places(constraints: Constraints, cluster: Inventory) -> Constraints:
     """Return the constraints with devices named as the cluster names them: people write them in any case, and the first
     of a kind with its number or without."""
     ids = {device.id for device in cluster.devices}
@@ -101,7 +101,7 @@ def _check(cluster: Inventory, hosts: dict[str, Host], constraints: Constraints)
     for device in cluster.devices:
         if device.host not in hosts:
             raise NoPlan(f"device {device.id!r} is on host {device.host!r}, which is not in the list of hosts")
-    known = hosts.keys() | {device.id for device in cluster.devices}
+    known = hosts.keys() | {name for device in cluster.devices for name in (device.id, *device.ranks)}
     for key in ("pin_target", "pin_draft", "exclude"):
         for name in getattr(constraints, key):
             if name not in known:
@@ -132,7 +132,7 @@ def _devices(
 
 
 def _unfit(device: Device, host: Host, constraints: Constraints) -> str:
-    if device.id in constraints.exclude or device.host in constraints.exclude:
+    if device.is_touched_by(constraints.exclude):
         return "excluded by the operator (`exclude`)"
     if device.health <= 0.0:
         return device.health_why
@@ -148,7 +148,7 @@ def _filter_by_pins(
         return tuple(devices)
     kept = []
     for device in devices:
-        if device.id in pins or device.host in pins:
+        if device.is_within(pins):
             kept.append(device)
         else:
             rejected.append(RejectedCandidate(device.id, f"the {role} is pinned to {_some(pins)} (`pin_{role}`)", role))

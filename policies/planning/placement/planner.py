@@ -9,9 +9,10 @@ from dataclasses import replace
 from policies.planning.merit import describe_merit, fill_in_expense, is_better, sum_expense
 from policies.planning.placement.alike import FEW
 from policies.planning.placement.candidate import ScoredCandidate, replica, with_own_score
-from policies.planning.placement.filters import Usable, usable
+from policies.planning.placement.filters import Usable, spell_places, usable
 from policies.planning.placement.links import Links, links_of
 from policies.planning.placement.pools import Pool, Pools
+from policies.planning.placement.ranks import choose_plan, keep_ranks, leave_groups, list_groups, take_groups
 from policies.planning.placement.reasons import alternatives, device_reasons, no_plan
 from policies.planning.placement.search import SearchResult, SearchSpace, search
 from policies.planning.placement.several import Fleet, choose_replica
@@ -19,6 +20,7 @@ from policies.planning.placement.standby import standby
 from policies.planning.plan import (
     Host,
     Inventory,
+    NoPlan,
     Plan,
     PlanGoal,
     RejectedCandidate,
@@ -33,10 +35,39 @@ _EVERY_COUNT = 8
 
 
 def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
-    """Return the best plan by the objective, whatever the order of what is given.
+    """Return the best plan by the objective, whatever the order of what is given. Devices may be in groups, over which
+    each layer is split (see ranks.py).
 
     Raises NoPlan, with the reasons and the way out, where nothing satisfies what was asked for.
     """
+    wanted = replace(wanted, constraints=spell_places(wanted.constraints, cluster))
+    limits = wanted.constraints
+    most = min(limits.max_replicas, max(limits.min_replicas, wanted.workload.concurrency))
+    alone = replace(wanted, constraints=replace(limits, max_replicas=1, min_replicas=1, standby=False))
+    plans: dict[str, Plan] = {}
+    refused: dict[str, NoPlan] = {}
+    whole = "no layer split"
+    try:
+        plans[whole] = _plan_variant(leave_groups(cluster), wanted)
+    except NoPlan as error:
+        refused[whole] = error
+    for count, groups in list_groups(cluster, limits).items():
+        name = f"layers split over {count} ranks"
+        try:
+            best = _plan_variant(keep_ranks(cluster, count), alone).replicas[0].shards[0].device
+            plan = _plan_variant(take_groups(cluster, groups, best, most), wanted)
+        except NoPlan as error:
+            refused[name] = error
+            continue
+        if any(shard.ranks for shard in plan.shards):
+            plans[name] = plan
+    if not plans:
+        raise refused[whole]
+    return choose_plan(plans, refused, wanted)
+
+
+def _plan_variant(cluster: Inventory, wanted: PlanGoal) -> Plan:
+    """Return the best plan for devices of which none is in another. Raises NoPlan."""
     left, links = usable(cluster, wanted), links_of(cluster)
     if wanted.constraints.alike and wanted.constraints.max_replicas > 1:
         left = _keep_best_group(left, links, wanted)

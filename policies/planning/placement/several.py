@@ -58,7 +58,7 @@ def best_cut(ground: SearchSpace) -> ScoredCandidate | None:
     """Return the best way to run the target in shards by runtimes that can, None where there is none."""
     able = ground.wanted.constraints.shard_runtimes
     targets = {
-        profile: tuple(option for option in options if not able or option.runtime in able)
+        profile: tuple(option for option in options if option.ranks == 1 and (not able or option.runtime in able))
         for profile, options in ground.left.targets.items()
     }
     ground = replace(ground, left=replace(ground.left, targets=targets))

@@ -5,6 +5,7 @@ Frozen values that msgspec and `dataclasses.asdict` read and write as they are.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -13,7 +14,7 @@ from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.measured import DeviceRates
 
-Source = Literal["measured", "few layers", "datasheet", "estimate"]
+Source = Literal["measured", "few layers", "split", "datasheet", "estimate"]
 
 
 class Role(StrEnum):
@@ -44,7 +45,8 @@ class Device:
     empty where not known. `health`: 1 where it works, less where it is suspect, 0 where nothing may be placed on it;
     `health_why`: why it is below 1.
     `price_per_hour`: what it costs beside its host, in currency units; 0 where not known, or the host's price has it.
-    `names`: each runtime that sees it, with what it calls it there.
+    `names`: each runtime that sees it, with what it calls it there. `ranks`: the ids of those devices that this one
+    stands for, where each layer is split over several (docs/adr/0124); no plan has it beside one of them.
     """
 
     id: str
@@ -61,6 +63,7 @@ class Device:
     price_per_hour: float = 0.0
     memory_stated: bool = False
     names: tuple[tuple[str, str], ...] = ()
+    ranks: tuple[str, ...] = ()
 
     def name_for(self, runtime: str) -> str:
         """Return what a runtime calls it; where that does not see it, its name here."""
@@ -69,6 +72,14 @@ class Device:
     def list_places(self) -> list[str]:
         """Return how it is called as "HOST/DEVICE", by any of its runtimes' names."""
         return [self.id, *(f"{self.host}/{name}" for _, name in self.names)]
+
+    def is_within(self, places: Collection[str]) -> bool:
+        """Return whether all of it is among these devices and hosts."""
+        return self.id in places or self.host in places or (bool(self.ranks) and set(self.ranks) <= set(places))
+
+    def is_touched_by(self, places: Collection[str]) -> bool:
+        """Return whether some of it is."""
+        return not {self.id, self.host, *self.ranks}.isdisjoint(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +114,8 @@ class Option:
     worker loads it as it is; else it converts the model first. `bits`: the fingerprint of its numerical class, "" where
     that is not known. `taken`: the share of the device's time that other programs took while it was measured, and which
     the costs have in them. `source`: what its figures rest on; of `few layers` where the device was measured with some
-    of the model's layers.
+    of the model's layers; `split` where they are those of one device, divided. `ranks`: over how many devices, which
+    the plan takes as one, each layer is split; memory is that of all of them together.
     """
 
     profile: str
@@ -127,11 +139,12 @@ class Option:
     prepared: bool = True
     bits: str = ""
     taken: float = 0.0
+    ranks: int = 1
 
     @property
     def runs_whole(self) -> bool:
         """Whether all layers may be placed on one device by it: what was scaled from few of them tells of shards."""
-        return self.source != "few layers"
+        return self.source != "few layers" or self.ranks > 1
 
     @property
     def group(self) -> str:
@@ -142,7 +155,8 @@ class Option:
     def label(self) -> str:
         """How people name it: "openvino_rt as_file, 2 threads"."""
         threads = f", {self.threads} threads" if self.threads else ""
-        return f"{self.runtime} {self.weights}{threads}"
+        ranks = f", {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{self.runtime} {self.weights}{threads}{ranks}"
 
 
 _SAME_HOST = LinkProfile("", "", 0.25, 20e9, "assumed")  # a Unix socket, docs/adr/0017-draft-workers.md

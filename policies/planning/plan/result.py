@@ -33,7 +33,8 @@ class Memory:
 class Shard:
     """A contiguous range of a model's layers on one device: `first_layer` up to, not including, `end_layer`. A model
     that is not cut has one shard. `cores`: the numbers of the host's cores that are its own, empty: any. `group`: of
-    equal bits, as of its Option."""
+    equal bits, as of its Option. `ranks`: the ids of the devices over which its layers are split; `device` is the name
+    of all of them then, and `memory` what they hold together."""
 
     device: str
     host: str
@@ -48,6 +49,12 @@ class Shard:
     cores: tuple[int, ...] = ()
     source: Source = "measured"
     group: str = ""
+    ranks: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The ids of all devices that it takes."""
+        return self.ranks or (self.device,)
 
 
 @dataclass(frozen=True, slots=True)

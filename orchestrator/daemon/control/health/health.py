@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from device_profiles.device_names import list_rank_devices
 from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.control.port import HealthView
 from orchestrator.protocol.contract import WorkerSpec
@@ -50,10 +51,13 @@ class Part:
         return f"{self.kind} {self.name}"
 
 
-def list_parts(spec: WorkerSpec) -> tuple[Part, ...]:
-    """Return the device that a worker of this spec runs on, and the host where it is bound to one."""
-    device = (Part("device", f"{spec.node or THIS_NODE}/{spec.device}"),) if spec.device else ()
-    return (*device, *((Part("host", spec.node),) if spec.node not in ("", THIS_NODE) else ()))
+def list_parts(spec: WorkerSpec, *, first: bool = False) -> tuple[Part, ...]:
+    """Return the device that a worker of this spec runs on, those of all its ranks, and the host where it is bound to
+    one. `first`: of ranks the first one's device alone, which losses are charged to: nobody knows whose fault it is."""
+    ranks = 1 if first else spec.options.get("model", {}).get("tensor_parallel", 1)
+    names = dict.fromkeys(list_rank_devices(spec.device, ranks)) if spec.device else ()
+    devices = (Part("device", f"{spec.node or THIS_NODE}/{name}") for name in names)
+    return (*devices, *((Part("host", spec.node),) if spec.node not in ("", THIS_NODE) else ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,9 @@ class PlanKeeper:
         stretches = [explain_rounds(loads.newest.get(name_device(spec)), spec) for spec in self._running.targets]
         for done in unjudged:
             shards = self.proposal.plan.replicas[done.replica].shards
-            taken = max(self._taken.get(shard.device, 0.0) for shard in shards)  # the prediction has it in it
+            taken = max(
+                self._taken.get(name, 0.0) for shard in shards for name in shard.devices
+            )  # the prediction has it in it
             stretch = max(1.0, stretches[done.replica] * (1.0 - taken))
             self._judge(replace(done, measured_ms=done.measured_ms / stretch))
         changed = self._loads.find_lasting(now_s)
@@ -404,7 +406,7 @@ class PlanKeeper:
         reached = [
             self._reach(replica, max(self._corrections.get(key_of(shard), 1.0) for shard in replica.shards))
             for replica in self._obstacles.list_possible(plan)
-            if not {place for shard in replica.shards for place in (shard.device, shard.host)} & out
+            if not {place for shard in replica.shards for place in (*shard.devices, shard.host)} & out
         ]
         if {shard.host for shard in plan.shards} - hosts:
             reached = []  # whatever is planned now: the running plan cannot be run
@@ -438,7 +440,7 @@ class PlanKeeper:
     def _reach(self, replica: ReplicaPlacement, ratio: float) -> Prediction:
         """Return what a replica of the running plan reaches, as far as it is known. Its rounds take `ratio` times what
         was predicted. Other programs may take another share of its device than planned."""
-        changed = min(self._loads.find_change(shard.device) for shard in replica.shards)
+        changed = min(self._loads.find_change(name) for shard in replica.shards for name in shard.devices)
         return slow_down(replica.prediction, ratio / changed)
 
     async def _plan_again(self, reached: Sequence[Prediction] | None = None, starved: Set[Place] = frozenset()) -> None:

@@ -149,9 +149,11 @@ def find_places(first: PlanProposal, spec: WorkerSpec) -> set[Place]:
     model = spec.options.get("model", {})
     if model.get("shards"):
         return set()
-    runtime, host = model.get("adapter", ""), spec.node or THIS_NODE
+    runtime, host, ranks = model.get("adapter", ""), spec.node or THIS_NODE, model.get("tensor_parallel", 1)
     return {
         (device.id, runtime)
         for device in first.cluster.devices
-        if device.host == host and is_same_device(device.name_for(runtime), spec.device)
+        if device.host == host
+        and max(1, len(device.ranks)) == ranks
+        and is_same_device(device.name_for(runtime), spec.device)
     }

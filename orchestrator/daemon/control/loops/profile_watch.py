@@ -43,7 +43,7 @@ class ProfileWatch:
 
     def observe_round(self, key: Key, shape: tuple[int, int, float], measured_ms: float) -> bool:
         """Take in a round of so many rows and sequences over such a context; True when the profile is to be marked."""
-        if self._measured[key].source == "estimate":
+        if self._measured[key].source in ("estimate", "split"):
             return False  # there is no profile that could be wrong
         predicted_ms = ModelPart(self._measured[key]).ms(*shape)
         self._drifts[key] = drift.observe_drift(self._drifts[key], predicted_ms, measured_ms, self._tolerance)

@@ -268,7 +268,8 @@ class Fleet:
             self._unwell_by = None
             for part in replica.parts:
                 _index(self._on_part, part, replica, listed=watched)
-            _index(self._on_device, replica.device, replica, listed=watched)
+            for device in replica.devices:
+                _index(self._on_device, device, replica, listed=watched)
 
     def _count(self, standing: Standing, sign: int) -> None:
         if standing.serves:

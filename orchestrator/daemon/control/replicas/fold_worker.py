@@ -18,6 +18,7 @@ from orchestrator.daemon.control.actions import (
 from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerEvent, WorkerSaid, WorkerStarted
 from orchestrator.daemon.control.health.blame import NO_RETRY, refuse
+from orchestrator.daemon.control.health.health import list_parts
 from orchestrator.daemon.control.port import Hindrance
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica
 from orchestrator.daemon.control.replicas.worker_life import NO_DEATH
@@ -201,7 +202,8 @@ def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_
     replica.state.mark_worker_lost(cause)
     if not state.replicas.closed:
         if not replica.life.refused:
-            state.health.observe_loss(replica.name, replica.parts, kind, replica.life.failure_kind, cause, now_s)
+            charged = list_parts(replica.spec, first=True)
+            state.health.observe_loss(replica.name, charged, kind, replica.life.failure_kind, cause, now_s)
         state.standbys.observe_lost(replica)
     if state.replicas.closed or replica.rank not in (Rank.SERVING, Rank.RETIRING):
         return []

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain, count
 from typing import Final
 
+from device_profiles.device_load import name_device_counters
 from orchestrator.daemon.control.actions import Action
 from orchestrator.daemon.control.health.health import list_parts
 from orchestrator.daemon.control.port import Totals
@@ -131,6 +132,7 @@ class Replica:
         self.taken_by: Route | None = None
         self.parts = list_parts(self.spec)
         self.device = name_device(self.spec)
+        self.devices = tuple(name_device_counters(part.name) for part in self.parts if part.kind == "device")
         self.standing = Standing()
         self.on_change: Callable[[], object] = tell_nobody
         self.on_pace: Callable[[], object] = tell_nobody
