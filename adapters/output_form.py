@@ -6,7 +6,18 @@ import re
 from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
-OutputForm = Literal["hermes", "llama3_json", "llama_pythonic", "mistral", "qwen3_coder", "glm", "deepseek", "harmony"]
+OutputForm = Literal[
+    "hermes",
+    "llama3_json",
+    "llama_pythonic",
+    "json_list",
+    "mistral",
+    "qwen3_coder",
+    "glm",
+    "gemma",
+    "deepseek",
+    "harmony",
+]
 FORMS: Final[tuple[OutputForm, ...]] = get_args(OutputForm)
 
 
@@ -15,17 +26,23 @@ def write_deepseek_control(words: str) -> str:
     return f"<\uff5c{words.replace(' ', chr(0x2581))}\uff5c>"
 
 
-_MARKS: Final[tuple[tuple[OutputForm, tuple[str, ...]], ...]] = (
+LISTS: Final = {"<TOOLCALL>": "</TOOLCALL>", "<tool_calls>": "</tool_calls>", "<|tool_call|>": "<|/tool_call|>"}
+"""What stands before and behind lists of calls in JSON: Nemotron's, Apriel's, and Granite 3's and Phi-4's."""
+_MARKS: Final[tuple[tuple[OutputForm | None, tuple[str, ...]], ...]] = (
     ("harmony", ("<|channel|>", "<|message|>")),
     ("deepseek", (write_deepseek_control("tool call begin"),)),
     ("mistral", ("[TOOL_CALLS]",)),
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("glm", ("<arg_key>",)),
+    ("gemma", ("<|tool_call>call:",)),
     ("llama_pythonic", ("[func_name1(params_name1=",)),
+    *(("llama_pythonic", (mark,)) for mark in ("<|tool_call_start|>", "<|tool_list_start|>")),
     ("llama3_json", ('"parameters": dictionary of argument name',)),
+    *(("json_list", (mark,)) for mark in ("<TOOLCALL>[", "<tool_calls>[", "<|tool_call|>")),
+    (None, ("<invoke name=",)),
     ("hermes", ("<tool_call>",)),
 )
-"""What stands in templates of a form, and in none of those below it."""
+"""What stands in templates of a form, and in none of those below it. None: of one that is not read."""
 _TOOLS = re.compile(r"\btools\b")
 _EFFORT, _SWITCH = re.compile(r"\breasoning_effort\b"), re.compile(r"\benable_thinking\b")
 # DeepSeek's and Granite's name of the switch; `message.thinking` is a thought.

@@ -15,6 +15,8 @@ SHOWN = {
     "hermes": "<tool_call>",
     "llama3_json": '{"name": function name, "parameters": dictionary of argument name and its value}',
     "llama_pythonic": "[func_name1(params_name1=params_value1)]",
+    "json_list": "<TOOLCALL>[{name, arguments}]</TOOLCALL>",
+    "gemma": "<|tool_call>call:name",
     "mistral": "[TOOL_CALLS]",
     "qwen3_coder": "<tool_call><function=x><parameter=y>",
     "glm": "<tool_call>{name}<arg_key>{key}</arg_key>",
@@ -24,7 +26,9 @@ SHOWN = {
 """What the template of a form has in it."""
 MARKS = {
     "llama3_json": ("<|python_tag|>",),
-    "llama_pythonic": ("<|python_start|>", "<|python_end|>"),
+    "llama_pythonic": ("<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "<|tool_call_end|>"),
+    "json_list": ("<|tool_call|>",),
+    "gemma": ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
     "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"),
     "glm": ("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
             "</arg_value>"),

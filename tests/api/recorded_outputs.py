@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from adapters.output_form import write_deepseek_control
@@ -78,6 +80,19 @@ RECORDED = [
     Recorded("llama_pythonic", "[1, 2] and [get_weather(x)]", "[1, 2] and [get_weather(x)]"),
     Recorded("llama_pythonic", "[get_weather(city=open('x'))] no", "[get_weather(city=open('x'))] no"),
     Recorded(
+        "llama_pythonic",
+        "<think>Hm.</think>Ok<|tool_call_start|>[get_weather(city='Tromsø 🌧', days=2), now()]<|tool_call_end|>So",
+        "OkSo", "Hm.", [OSLO, ("now", {})],
+    ),
+    Recorded(
+        "json_list",
+        f'<think>Hm.</think>Ok\n<TOOLCALL>[{{"name": "get_weather", "arguments": {OSLO_JSON}}}, '
+        f'{{"name": "search", "arguments": {NESTED_JSON}}}]</TOOLCALL>',
+        "Ok", "Hm.", [OSLO, NESTED],
+    ),
+    Recorded("json_list", f'<|tool_call|> [{{"arguments": {OSLO_JSON}, "name": "get_weather"}}]', "", "", [OSLO]),
+    Recorded("json_list", '<tool_calls>[1, {"a": 2}] <TOOL', '<tool_calls>[1, {"a": 2}] <TOOL'),
+    Recorded(
         "mistral",
         f'Moment…[TOOL_CALLS][{{"name": "get_weather", "arguments": {OSLO_JSON}}}, '
         f'{{"name": "search", "arguments": {NESTED_JSON}}}]',
@@ -113,6 +128,15 @@ RECORDED = [
     ),
     Recorded("glm", "<tool_call>get_weather is <b>one</b>", "<tool_call>get_weather is <b>one</b>"),
     Recorded(
+        "gemma",
+        "<|channel>thought\nHm <|x.\n<channel|>"
+        'Ok<|tool_call>call:get_weather{city:<|"|>Tromsø 🌧<|"|>,days:2}<tool_call|>'
+        '<|tool_call>call:search{filters:{<|"|>a<|"|>:[1,{b:<|"|>}"]<|"|>}]},limit:0.5}<tool_call|><|tool_call>call:now{}',
+        "Ok", "Hm <|x.", [OSLO, NESTED, ("now", {})],
+    ),
+    Recorded("gemma", "<|tool_call>call:now {a: b c} <|tool_call>", "<|tool_call>call:now {a: b c} <|tool_call>"),
+    Recorded("gemma", '<|tool_call>call:now{"a": 1}', '<|tool_call>call:now{"a": 1}'),
+    Recorded(
         "deepseek",
         f"Gut.</think>Da.{CALLS_BEGIN}{CALL_BEGIN}get_weather{SEP}{OSLO_JSON}{CALL_END}{CALL_BEGIN}search{SEP}"
         f"{NESTED_JSON}{CALL_END}{CALLS_END}",
@@ -146,3 +170,24 @@ RECORDED = [
     ),
     Recorded("harmony", "to be or not", "to be or not"),
 ]  # fmt: skip
+
+
+class TemplateOutput(NamedTuple):
+    """An output as the makers' own chat templates write an assistant's message into a history. `templates`: by their
+    names in llama.cpp's models/templates, rendered with one thought, one text and these calls."""
+
+    templates: Sequence[str]
+    recorded: Recorded
+
+
+def _load_template_outputs() -> list[TemplateOutput]:
+    rows = json.loads(Path(__file__).with_name("template_outputs.json").read_text(encoding="utf-8"))
+    return [
+        TemplateOutput(
+            row["templates"], Recorded(**{**row["output"], "calls": list(map(tuple, row["output"]["calls"]))})
+        )
+        for row in rows
+    ]
+
+
+TEMPLATE_OUTPUTS = _load_template_outputs()

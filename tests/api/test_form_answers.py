@@ -125,6 +125,7 @@ async def test_thoughts_stay_in_the_content_where_a_client_asks_for_that():
 FORCED = [
     ("hermes", ()), ("llama3_json", ()), ("mistral", ()), ("mistral", ("[ARGS]", "[CALL_ID]")), ("deepseek", ()),
     ("harmony", ()), ("qwen3_coder", ()), ("glm", ()), ("glm", ("</arg_value>",)), ("llama_pythonic", ()),
+    ("json_list", ()), ("gemma", ()),
 ]  # fmt: skip
 TEXT_ENDS = [list(end) for end in (b"</arg_value>\n", b"</parameter>\n")]
 ENDING = {ord('"'): 20, ord("<"): 20, ord("}"): 20, ord("]"): 5, EOS: 20}
@@ -175,12 +176,12 @@ async def test_forced_calls_are_written_in_the_model_s_form_and_read_again(form,
                 assert name == "search" or choice == "required"
                 assert set(json.loads(arguments)) <= set(schemas[name]["properties"]), written
                 assert name != "search" or "limit" in json.loads(arguments)
-    opening = SHOWN[form].partition("{")[0] if form != "llama_pythonic" else "<tool_call>"
+    opening = SHOWN[form].partition("{")[0] if form not in ("llama_pythonic", "gemma") else "<tool_call>"
     start = {"llama3_json": '{"name"', "deepseek": CALL_BEGIN, "harmony": "<|channel|>commentary to=functions."}
     assert start.get(form, opening.split("<function")[0]) in written
 
 
-@pytest.mark.parametrize("form", ["hermes", "mistral", "deepseek", "qwen3_coder", "glm"])
+@pytest.mark.parametrize("form", ["hermes", "json_list", "mistral", "deepseek", "qwen3_coder", "glm"])
 async def test_a_strict_tool_binds_what_begins_as_a_call_in_the_form(form):
     """The recorded answer is one that the grammar allows; a call of a tool that was not offered is none."""
     days: Any = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
@@ -201,6 +202,8 @@ async def test_a_strict_tool_binds_what_begins_as_a_call_in_the_form(form):
 STRICT = {
     "hermes": {'Hm <b>. <tool_call>\n{"name": "get_weather", "arguments": {"days": 2}}\n</tool_call> so': True,
                '<tool_call>\n{"name": "get_weather", "arguments": {"days": "': False},
+    "json_list": {'Hm. <TOOLCALL>[{"name": "get_weather", "arguments": {"days": 2}}, {"name": "now", ': True,
+                  '<TOOLCALL>[{"name": "get_weather", "arguments": {"days": "': False},
     "mistral": {'Hm.[TOOL_CALLS]get_weather[ARGS]{"days": 2}[TOOL_CALLS]now[ARGS]{} so': True,
                 "[TOOL_CALLS]get_weather[ARGS]{\"days\": \"": False},
     "deepseek": {f"Hm.{CALLS_BEGIN}{CALL_BEGIN}function{SEP}get_weather\n```json\n{{\"days\": 2}}\n```": True,
@@ -221,7 +224,7 @@ async def test_what_a_form_cannot_be_held_to_is_told():
             answer = await client.chat.completions.create(**CHAT | {"tools": strict})
         warnings[form] = getattr(answer, "warnings", [])
         assert bool(warnings[form]) == (control.submits[0].grammar is None)
-    assert {form for form, texts in warnings.items() if texts} == {"llama3_json", "llama_pythonic", "harmony"}
+    assert {form for form, texts in warnings.items() if texts} == {"llama3_json", "llama_pythonic", "gemma", "harmony"}
     assert "tool 'search': 'strict' is not kept" in warnings["harmony"][0]
 
 

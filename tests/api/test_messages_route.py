@@ -12,8 +12,10 @@ import pydantic
 import pytest
 from fastapi import FastAPI
 
+from adapters.chat_template import ChatTemplate
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.keys import Keys
-from tests.api.support import ScriptedControl, app_over, client_of, serving
+from tests.api.support import TOKENIZER, ScriptedControl, app_over, client_of, serving
 from tests.api.test_responses_route import CALLS, MESSAGES, THOUGHT
 from tests.api.test_resume import book_of
 from tests.api.test_tools import CITY, TWICE, WEATHER, answering
@@ -251,9 +253,58 @@ async def test_thinking_may_be_asked_for_in_each_form(thinking):
     assert [block.type for block in message.content] == ["thinking", "text"]
 
 
+OMITTED: Any = {"type": "adaptive", "display": "omitted"}
+
+
+@pytest.mark.parametrize("each", [1, 3, 1000])
+async def test_a_thought_that_is_to_be_omitted_is_a_block_with_a_signature_alone(each):
+    text = f"<think>I will look, в 雨.</think>{TWICE}"
+    async with anthropic_of(app_over(answering(text, each))) as client:
+        whole = await client.messages.create(**ASK, tools=TOOLS, thinking=OMITTED)
+        shown = await client.messages.create(**ASK, tools=TOOLS, thinking={"type": "adaptive"})
+        async with client.messages.stream(**ASK, tools=TOOLS, thinking=OMITTED) as stream:
+            events = [event async for event in stream]
+            streamed = await stream.get_final_message()
+    assert "в 雨" in shown.content[0].thinking
+    for message in (whole, streamed):
+        assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
+        assert (message.content[0].thinking, message.content[1].text) == ("", "Let me see.")
+        assert message.content[0].signature == whole.content[0].signature != ""
+        assert message.usage.output_tokens == shown.usage.output_tokens
+    deltas = [event.delta.type for event in events if event.type == "content_block_delta" and event.index == 0]
+    assert deltas == ["signature_delta"]
+
+
+async def test_a_thought_that_was_omitted_reaches_the_template_when_it_comes_back():
+    control = answering("<think>I will look, в 雨.</think>Yes")
+    template = "{% for m in messages %}{{ m.reasoning_content }}/{{ m.content }}|{% endfor %}"
+    tokenizer = Tokenizer(TOKENIZER._vocabulary, ChatTemplate(template, bos_token="", eos_token=""))
+    async with anthropic_of(app_over(control, tokenizer=tokenizer)) as client:
+        for thinking in (OMITTED, {"type": "adaptive"}):
+            answer = await client.messages.create(**ASK, thinking=thinking)
+            messages = [*ASK["messages"], {"role": "assistant", "content": answer.content}, *ASK["messages"]]
+            await client.messages.create(**ASK | {"messages": messages}, thinking=thinking)
+    _, omitted, _, shown = control.submits
+    assert omitted.prompt == shown.prompt
+    assert "I will look, в 雨./Yes|" in tokenizer.decode(omitted.prompt, skip_special=False)
+
+
+@pytest.mark.parametrize("signature", ["EqoBCkgIARABGAIiQL2U", "outrider.!", "outrider./w==", "", None])
+async def test_what_is_no_signature_of_ours_says_nothing(signature):
+    control = answering("x")
+    block = {"type": "thinking", "thinking": "", "signature": signature}
+    said = [{"role": "assistant", "content": [block, {"type": "text", "text": "Yes"}]}, *ASK["messages"]]
+    plain = [{"role": "assistant", "content": [{"type": "text", "text": "Yes"}]}, *ASK["messages"]]
+    async with anthropic_of(app_over(control)) as client:
+        for messages in (said, plain):
+            await client.messages.create(**ASK | {"messages": [*ASK["messages"], *messages]})
+    assert control.submits[0].prompt == control.submits[1].prompt
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
+        ({"thinking": {"type": "adaptive", "display": "whole"}}, "thinking.display"),
         ({"messages": []}, "'messages'"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'.*text only"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),

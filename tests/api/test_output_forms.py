@@ -22,9 +22,17 @@ from orchestrator.daemon.api.tools.calls import (
 from orchestrator.daemon.api.tools.harmony import HarmonyParser
 from orchestrator.daemon.api.tools.syntaxes import build_syntax
 from orchestrator.daemon.api.tools.thoughts import ThoughtSplitter
-from tests.api.recorded_outputs import RECORDED, SCHEMAS, Recorded
+from tests.api.recorded_outputs import RECORDED, SCHEMAS, TEMPLATE_OUTPUTS, Recorded
 
 MARKUP = sorted({mark for recorded in RECORDED for mark in recorded.output.split() if not mark.isalnum()})
+
+
+TAGS = {"mistral": ("[THINK]", "[/THINK]"), "gemma": ("<|channel>thought", "<channel|>")}
+OUTPUTS = [*RECORDED, *(output.recorded for output in TEMPLATE_OUTPUTS)]
+NAMES = [
+    *(recorded.form for recorded in RECORDED),
+    *(f"{output.recorded.form}-{output.templates[0]}" for output in TEMPLATE_OUTPUTS),
+]
 
 
 def build_parser(form: str, *, single: bool = False) -> OutputParser:
@@ -38,7 +46,7 @@ def read(
 ) -> tuple[str, str, list[tuple[str, str]], bool]:
     """Text, thoughts and calls of an answer that comes in these pieces, and whether it ended within a call."""
     parser = build_parser(form, single=single)
-    tags = ("[THINK]", "[/THINK]") if form == "mistral" else ("<think>", "</think>")
+    tags = ("<seed:think>", "</seed:think>") if "<seed:" in "".join(pieces) else TAGS.get(form, ("<think>", "</think>"))
     splitter = ThoughtSplitter(tags, opened=opened)
     parts: list[Part] = []
     for piece in pieces:
@@ -71,7 +79,7 @@ def test_every_form_is_recorded():
     assert {recorded.form for recorded in RECORDED} == set(FORMS)
 
 
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.form)
+@pytest.mark.parametrize("recorded", OUTPUTS, ids=NAMES)
 def test_every_cut_of_an_output_is_read_alike(recorded: Recorded):
     text, thought, calls, unfinished = whole = read(recorded.form, [recorded.output], opened=recorded.opened)
     assert (text, thought) == (recorded.text, recorded.thought)
@@ -83,7 +91,7 @@ def test_every_cut_of_an_output_is_read_alike(recorded: Recorded):
         assert read(recorded.form, pieces, opened=recorded.opened) == whole
 
 
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.form)
+@pytest.mark.parametrize("recorded", OUTPUTS, ids=NAMES)
 def test_an_output_that_is_ended_anywhere_is_read_alike(recorded: Recorded):
     for end in range(len(recorded.output)):
         text = recorded.output[:end]
@@ -122,10 +130,27 @@ JSON: Any = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
+
+
+def write_gemma(value: Any) -> str:
+    """Write a value as Gemma 4's template does."""
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case list():
+            return f"[{','.join(map(write_gemma, value))}]"
+        case dict():
+            return f"{{{','.join(f'{write_gemma(key)}:{write_gemma(inner)}' for key, inner in value.items())}}}"
+        case _:
+            return json.dumps(value)
+
+
 WRITERS: dict[str, Any] = {
     "hermes": lambda text: f'<tool_call>{{"name": "search", "arguments": {text}}}</tool_call>',
     "llama3_json": lambda text: f'{{"name": "search", "parameters": {text}}}',
     "mistral": lambda text: f"[TOOL_CALLS]search[ARGS]{text}",
+    "json_list": lambda text: f'<tool_calls>[{{"name": "search", "arguments": {text}}}]</tool_calls>',
+    "gemma": lambda text: f"<|tool_call>call:search{write_gemma(json.loads(text))}<tool_call|>",
     "harmony": lambda text: f"<|channel|>commentary to=functions.search <|constrain|>json<|message|>{text}<|call|>",
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.daemon.api.doors.signatures import sign_thought
 from orchestrator.errors import ContextExceeded
 from tests.api.support import CONTEXT_TOKENS, ScriptedControl, app_over, serving
 
@@ -88,6 +89,13 @@ async def test_too_long_a_prompt_is_told_in_anthropics_words(text: str, where: s
 
 async def test_counting_what_is_far_too_long_is_told_in_anthropics_words():
     error = await refuse("/v1/messages/count_tokens", say(FAR_TOO_LARGE))
+    assert ANTHROPIC.fullmatch(error["message"]), error["message"]
+
+
+async def test_too_long_a_thought_is_seen_in_its_signature():
+    thought = {"type": "thinking", "thinking": "", "signature": sign_thought(FAR_TOO_LARGE)}
+    messages = [*say("x")["messages"], {"role": "assistant", "content": [thought]}, *say("y")["messages"]]
+    error = await refuse("/v1/messages/count_tokens", say("x") | {"messages": messages})
     assert ANTHROPIC.fullmatch(error["message"]), error["message"]
 
 

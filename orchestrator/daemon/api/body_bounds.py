@@ -18,6 +18,7 @@ import msgspec
 from backports import zstd
 from starlette.requests import Request
 
+from orchestrator.daemon.api.doors.signatures import read_signature
 from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.shares import build_refusal
 from orchestrator.daemon.api.wire import MAX_SEQUENCES
@@ -57,6 +58,7 @@ class _Part(msgspec.Struct):
 
     text: str = ""
     thinking: str | None = None
+    signature: str | None = None
     content: msgspec.Raw = _NOTHING
 
 
@@ -209,7 +211,9 @@ def _count_content(raw: msgspec.Raw, param: str, tokenizer: TokenizerPort, enoug
     if first != b"[":
         return 0
     parts = _decode(_decode_parts, raw, "a message's content is no list of text parts", "invalid_value", param)
-    count = _count_texts([part.text or part.thinking or "" for part in parts], tokenizer, enough)
+    count = _count_texts(
+        [part.text or part.thinking or read_signature(part.signature) for part in parts], tokenizer, enough
+    )
     for part in parts if inside else []:
         if count > enough:
             break

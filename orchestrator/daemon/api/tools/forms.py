@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from adapters.output_form import LISTS
 from orchestrator.daemon.api.conversation import Tool
 from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.tools.calls import OutputParser, ToolCallParser
@@ -15,13 +16,16 @@ from orchestrator.daemon.api.tools.thoughts import ThoughtSplitter, opens_though
 from orchestrator.daemon.api.wire import ChatRequest
 
 _THINK: Final = ("<think>", "</think>")
-_TAGS: Final = {"mistral": ("[THINK]", "[/THINK]")}
+_SEED: Final = ("<seed:think>", "</seed:think>")
+_TAGS: Final = {"mistral": ("[THINK]", "[/THINK]"), "gemma": ("<|channel>thought", "<channel|>")}
 """What opens and closes a thought, where that is not `<think>`."""
 _MARKS: Final = {
     "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     "llama3_json": ("<|python_tag|>",),
-    "llama_pythonic": ("<|python_start|>", "<|python_end|>"),
-    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "llama_pythonic": ("<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "<|tool_call_end|>"),
+    "json_list": (*LISTS, *LISTS.values()),
+    "gemma": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "qwen3_coder": ("<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>"),
     "hermes": ("<tool_call>", "</tool_call>"),
     "glm": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     "deepseek": DEEPSEEK_CONTROLS,
@@ -50,7 +54,8 @@ def choose_marks(body: ChatRequest, tokenizer: TokenizerPort) -> frozenset[str]:
     form = choose_call_form(body, tokenizer)
     if form == "harmony":
         return frozenset(CONTROLS)
-    return frozenset((*_choose_tags(tokenizer), *(_MARKS.get(form, ()) if body.offered else ())))
+    tags = [tag.removesuffix("thought") for tag in _choose_tags(tokenizer)]
+    return frozenset((*tags, *(_MARKS.get(form, ()) if body.offered else ())))
 
 
 def build_parser(body: ChatRequest, tokenizer: TokenizerPort, form: str) -> OutputParser | None:
@@ -74,7 +79,7 @@ def build_thought_splitter(body: ChatRequest, prompt: Sequence[int], tokenizer: 
 
 
 def _choose_tags(tokenizer: TokenizerPort) -> tuple[str, str]:
-    return _TAGS.get(tokenizer.output_form or "", _THINK)
+    return _SEED if tokenizer.template_shows(_SEED[0]) else _TAGS.get(tokenizer.output_form or "", _THINK)
 
 
 def _list_schemas(tools: Sequence[Tool]) -> dict[str, dict[str, object]]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from adapters.output_form import LISTS
 from orchestrator.daemon.api.conversation import Tool
 from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.tools.harmony import CHANNEL, CONSTRAIN, MESSAGE
@@ -95,6 +96,10 @@ def choose_writer(form: str, tokenizer: TokenizerPort) -> CallWriter | None:
         return _WRITERS["mistral named"]
     if form == "deepseek" and tokenizer.template_shows("```json"):
         return _WRITERS["deepseek fenced"]
+    if form == "json_list":
+        shown = (pair for pair in LISTS.items() if tokenizer.template_shows(pair[0]))
+        opener, closer = next(shown, next(iter(LISTS.items())))
+        return replace(_WRITERS["mistral"], opener=opener, closing=f"]{closer}")
     return _WRITERS.get(form)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from adapters.output_form import write_deepseek_control
+from adapters.output_form import LISTS, write_deepseek_control
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 # A call written in this order can be passed on while it comes.
@@ -248,8 +248,9 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+_SEED_OPEN, _SEED_CLOSE = "<seed:tool_call>", "</seed:tool_call>"
 _QWEN_HEADS = [
-    _Shape("<tool_call>", (_SPACE,), "<function=", (f"(?P<name>{_NAME})",), ">"),
+    *(_Shape(open_, (_SPACE,), "<function=", (f"(?P<name>{_NAME})",), ">") for open_ in ("<tool_call>", _SEED_OPEN)),
     _Shape("<function=", (f"(?P<name>{_NAME})",), ">"),
 ]
 _QWEN_KEY = _Shape((_SPACE,), "<parameter=", ("(?P<name>[^>]+)",), ">")
@@ -305,9 +306,13 @@ def _scan_glm(held: str) -> tuple[str, list[tuple[str, str]], int] | NoCall | No
         place = close + len("</arg_value>")
 
 
+_PYTHON_OPENERS = ("<|python_start|>", "<|tool_call_start|>")  # Llama 4's and LFM2's
 _PYTHON_HEADS = [
-    _Shape((r"(?:<\|python_start\|>\s*\[?|\[|,)",), (_SPACE,), (f"(?P<name>{_NAME})",), "("),
-    _Shape("<|python_start|>", (_SPACE,), ("\\[?",)),
+    _Shape(
+        (rf"(?:(?:{'|'.join(map(re.escape, _PYTHON_OPENERS))})\s*\[?|\[|,)",),
+        *((_SPACE,), (f"(?P<name>{_NAME})",), "("),
+    ),
+    *(_Shape(opener, (_SPACE,), ("\\[?",)) for opener in _PYTHON_OPENERS),
 ]
 
 
@@ -377,6 +382,47 @@ def _read_literal(node: ast.expr) -> Any:
             return value
 
 
+_GEMMA_OPEN, _GEMMA_QUOTE = "<|tool_call>", '<|"|>'
+_GEMMA_HEAD = _Shape(_GEMMA_OPEN, (_SPACE,), "call:", (f"(?P<name>{_NAME})",), (_SPACE,), (r"(?=\{)",))
+_GEMMA_PART = re.compile(r'(?P<mark>[{}\[\]:,]|\s+)|(?P<word>[^\s{}\[\]:,<"]++)(?=\s*(?P<next>\S))')
+
+
+class _GemmaReader:
+    """Reads `call:name{key:value, ...}`: JSON but for keys without quotes, and texts between marks of their own."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._place = self._depth = self._looked = 0
+        self._written: list[str] = []
+
+    def read(self, held: str, *, last: bool) -> Reading:
+        if not self._place:
+            head = _GEMMA_HEAD.whole.match(held)
+            if head is None:
+                return None if _GEMMA_HEAD.begins(held) else NoCall()
+            self._name, self._place = head["name"], head.end()
+        while self._place < len(held):
+            start = self._place + len(_GEMMA_QUOTE)
+            if held.startswith(_GEMMA_QUOTE, self._place):
+                end = held.find(_GEMMA_QUOTE, max(start, self._looked))
+                if end < 0:
+                    self._looked = len(held) - len(_GEMMA_QUOTE)
+                    return None
+                self._written.append(json.dumps(held[start:end], ensure_ascii=False))
+                self._place = end + len(_GEMMA_QUOTE)
+            elif part := _GEMMA_PART.match(held, self._place):
+                self._written.append(json.dumps(part["word"]) if part["next"] == ":" else part[0])
+                self._place = part.end()
+                self._depth += {"{": 1, "[": 1, "]": -1, "}": -1}.get(part[0], 0)
+                if not self._depth:
+                    arguments = load_json("".join(self._written))
+                    return WholeCall(self._name, write_json(arguments) if arguments is not None else None, self._place)
+            else:
+                rest = held[self._place : start]
+                return None if _GEMMA_QUOTE.startswith(rest) or rest[0] not in '<"' else NoCall()
+        return None
+
+
 def _read_call(value: Any) -> tuple[str, str | None]:
     """Return a call's name and the JSON text of its arguments; None where it has no usable ones."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -415,7 +461,11 @@ _LLAMA_JSON = CallSyntax(
     ("<|python_tag|>",), lambda: _JsonReader(_LLAMA_PREFIX, strict=True), leading=("{",), further=(";",)
 )
 _LLAMA_PYTHONIC = CallSyntax(
-    ("<|python_start|>",), _PythonReader, ("]", "<|python_end|>"), leading=("[",), further=(",",)
+    _PYTHON_OPENERS, _PythonReader, ("]", "<|python_end|>", "<|tool_call_end|>"), leading=("[",), further=(",",)
+)
+_LIST_PREFIX = re.compile(rf"(?:(?:{'|'.join(map(re.escape, LISTS))})\s*(?:\[\s*)?|,\s*)")
+_JSON_LIST = CallSyntax(
+    tuple(LISTS), lambda: _JsonReader(_LIST_PREFIX, strict=True), ("]", *LISTS.values()), further=(",",)
 )
 _MISTRAL_PREFIX = re.compile(r"(?:\[TOOL_CALLS\]\s*(?:\[\s*)?|,\s*)")
 _NAMED, _BRACE = (f"(?P<name>{_NAME})",), (r"(?=\{)",)
@@ -440,6 +490,8 @@ _SYNTAXES: Final[Mapping[str, CallSyntax]] = {
     "hermes": HERMES,
     "llama3_json": _LLAMA_JSON,
     "llama_pythonic": _LLAMA_PYTHONIC,
+    "json_list": _JSON_LIST,
+    "gemma": CallSyntax((_GEMMA_OPEN,), _GemmaReader, ("<tool_call|>",)),
     "mistral": _MISTRAL,
     "deepseek": CallSyntax(
         (_CALLS_BEGIN, _CALL_BEGIN), lambda: _ShapedReader(_DEEPSEEK_SHAPES), ("```", _CALL_END, _CALLS_END)
@@ -453,7 +505,8 @@ def build_syntax(form: str, schemas: Mapping[str, JsonObject]) -> CallSyntax:
         return _SYNTAXES[form]
     properties = {name: _list_properties(schema) for name, schema in schemas.items()}
     if form == "qwen3_coder":
-        return CallSyntax((OPEN, "<function="), lambda: _TaggedReader(_scan_qwen, properties), (CLOSE,))
+        openers = (OPEN, _SEED_OPEN, "<function=")
+        return CallSyntax(openers, lambda: _TaggedReader(_scan_qwen, properties), (CLOSE, _SEED_CLOSE))
     return CallSyntax((OPEN,), lambda: _TaggedReader(_scan_glm, properties))
 
 

@@ -36,7 +36,7 @@ class TextContent(Answered):
 
 
 class ThinkingContent(Answered):
-    """What the model thought. `signature` is always empty."""
+    """What the model thought. `signature` is empty, but where the text was to be left out: it has that."""
 
     type: Literal["thinking"]
     thinking: str

@@ -63,7 +63,7 @@ def _read(raw: bytes) -> Question:
     chat = build_chat(body)
 
     def build_writer(head: AnswerHead) -> MessageWriter:
-        return MessageWriter(head, chat)
+        return MessageWriter(head, chat, omits_thoughts=body.thinking.display == "omitted")
 
     names = name_parameters(body)
     return Question(chat, ANTHROPIC, "msg_", build_writer, names, resumable=False, clips=True, unused=body.unused)

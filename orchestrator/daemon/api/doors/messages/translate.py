@@ -70,7 +70,7 @@ def build_messages(body: Conversation) -> list[dict[str, Any]]:
 def _assistant(message: SaidMessage) -> dict[str, Any]:
     """Return a message of the assistant's: its text, its thoughts and its calls."""
     texts = [block for block in message.blocks if isinstance(block, TextBlock)]
-    thought = "".join(block.thinking for block in message.blocks if isinstance(block, ThinkingBlock))
+    thought = "".join(block.thought for block in message.blocks if isinstance(block, ThinkingBlock))
     calls = [_call(block) for block in message.blocks if isinstance(block, CallBlock)]
     plain: dict[str, Any] = {"role": "assistant", "content": _content(texts)}
     if thought:

@@ -22,6 +22,7 @@ from orchestrator.daemon.api.conversation import (
     refuse_prompt_keys,
     tag_kind,
 )
+from orchestrator.daemon.api.doors.signatures import read_signature
 from orchestrator.daemon.api.errors import NO_THREADS
 from orchestrator.daemon.api.tools.hosted import CLIENT_RUN, FORCED_HOSTED, MESSAGES_HOSTED, is_hosted
 from orchestrator.daemon.api.wire import HARMLESS, MAX_STOPS, Sampled, StopText
@@ -40,10 +41,16 @@ class TextBlock(Said):
 
 
 class ThinkingBlock(Said):
-    """What the model thought."""
+    """What the model thought. Where its text was left out, `signature` has it."""
 
     type: Literal["thinking"]
     thinking: str
+    signature: str | None = None
+
+    @property
+    def thought(self) -> str:
+        """The text, also of a thought that was left out."""
+        return self.thinking or read_signature(self.signature)
 
 
 class RedactedBlock(Said):
@@ -173,10 +180,12 @@ class OutputConfig(Said):
 
 class Thinking(Said):
     """Whether the model is to think: what says so to the chat template. A template without such a switch, and
-    `adaptive`, leave it to the model. How long it thinks is not bounded: `budget_tokens` is accepted and not used."""
+    `adaptive`, leave it to the model. How long it thinks is not bounded: `budget_tokens` is accepted and not used.
+    `display`: with `omitted` a thought's block has no text, and its signature carries it. Nothing is summarised."""
 
     type: Literal["disabled", "enabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class Conversation(Sampled):

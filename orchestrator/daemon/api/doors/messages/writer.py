@@ -10,6 +10,7 @@ import msgspec
 
 from orchestrator.daemon.api.doors.blocks import Block, BlockBuilder, Step
 from orchestrator.daemon.api.doors.parts import name_event
+from orchestrator.daemon.api.doors.signatures import sign_thought
 from orchestrator.daemon.api.errors import anthropic_body_of
 from orchestrator.daemon.api.question import AnswerHead, AnswerWriter
 from orchestrator.daemon.api.streaming import Answer, Piece
@@ -22,8 +23,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class MessageWriter(AnswerWriter):
-    def __init__(self, head: AnswerHead, chat: ChatRequest) -> None:
+    """`omits_thoughts`: their blocks have a signature in place of the text."""
+
+    def __init__(self, head: AnswerHead, chat: ChatRequest, *, omits_thoughts: bool) -> None:
         super().__init__(head)
+        self._omits_thoughts = omits_thoughts
         self._stops = frozenset(chat.stops)
         self._max_tokens = chat.max_tokens or 0
         self._builder = BlockBuilder()
@@ -31,7 +35,7 @@ class MessageWriter(AnswerWriter):
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
         """Return the message."""
         self._builder.push_all(pieces)
-        content = [_content_block(block) for block in self._builder.blocks]
+        content = [self._content_block(block) for block in self._builder.blocks]
         return self._message(content) | self._end(answer) | {"usage": self._usage(answer)}
 
     def opening(self, _: int) -> bytes:
@@ -43,7 +47,7 @@ class MessageWriter(AnswerWriter):
 
     def piece(self, piece: Piece, _: Answer) -> bytes:
         """Return the events of what a piece adds to the content."""
-        return b"".join(_write_step(step) for step in self._builder.push(piece))
+        return b"".join(self._write_step(step) for step in self._builder.push(piece))
 
     def ending(self, answer: Answer) -> bytes:
         """Return the last events: why the message ended, and what it cost."""
@@ -87,17 +91,33 @@ class MessageWriter(AnswerWriter):
             "output_tokens": answer.tokens,
         }
 
+    def _write_step(self, step: Step) -> bytes:
+        block = step.block
+        if step.what == "begin":
+            return _event(
+                "content_block_start", index=block.index, content_block=self._content_block(block, empty=True)
+            )
+        hidden = block.kind == "thought" and self._omits_thoughts
+        if step.what == "grow":
+            return b"" if hidden else _event("content_block_delta", index=block.index, delta=_delta(step))
+        signed = b""
+        if block.kind == "thought":  # clients wait for one
+            signature = {"type": "signature_delta", "signature": sign_thought(block.text) if hidden else ""}
+            signed = _event("content_block_delta", index=block.index, delta=signature)
+        return signed + _event("content_block_stop", index=block.index)
 
-def _write_step(step: Step) -> bytes:
-    index = step.block.index
-    if step.what == "begin":
-        return _event("content_block_start", index=index, content_block=_content_block(step.block, empty=True))
-    if step.what == "grow":
-        return _event("content_block_delta", index=index, delta=_delta(step))
-    signed = b""
-    if step.block.kind == "thought":  # clients wait for one
-        signed = _event("content_block_delta", index=index, delta={"type": "signature_delta", "signature": ""})
-    return signed + _event("content_block_stop", index=index)
+    def _content_block(self, block: Block, *, empty: bool = False) -> dict[str, Any]:
+        """Return a block; one that has just begun is `empty`."""
+        text = "" if empty else block.text
+        match block.kind:
+            case "text":
+                return {"type": "text", "text": text}
+            case "thought":
+                shown, signature = ("", sign_thought(text)) if self._omits_thoughts else (text, "")
+                return {"type": "thinking", "thinking": shown, "signature": signature}
+            case "call":
+                arguments = {} if empty else _load_object(text)
+                return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
 
 
 def _delta(step: Step) -> dict[str, Any]:
@@ -108,19 +128,6 @@ def _delta(step: Step) -> dict[str, Any]:
             return {"type": "thinking_delta", "thinking": step.text}
         case "call":
             return {"type": "input_json_delta", "partial_json": step.text}
-
-
-def _content_block(block: Block, *, empty: bool = False) -> dict[str, Any]:
-    """Return a block; one that has just begun is `empty`."""
-    text = "" if empty else block.text
-    match block.kind:
-        case "text":
-            return {"type": "text", "text": text}
-        case "thought":
-            return {"type": "thinking", "thinking": text, "signature": ""}
-        case "call":
-            arguments = {} if empty else _load_object(text)
-            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
 
 
 def _load_object(text: str) -> dict[str, Any]:
