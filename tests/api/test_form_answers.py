@@ -110,6 +110,13 @@ async def test_a_configured_form_stands_for_what_the_template_shows():
     assert [(name, json.loads(arguments)) for name, arguments, _ in calls] == list(recorded.calls)
 
 
+async def test_a_template_s_own_tags_of_thoughts_are_known():
+    tokenizer = build_form_tokenizer("qwen3_coder", more="{# <seed:think> #}")
+    control = answer_with(list(b"<seed:think>Hm.</seed:think>\nYes"))
+    async with client_of(app_over(control, tokenizer=tokenizer)) as client:
+        assert await read_stream(client, CHAT) == ("Yes", "Hm.", [], "stop")
+
+
 async def test_thoughts_stay_in_the_content_where_a_client_asks_for_that():
     tokenizer = build_form_tokenizer("hermes")
     control = answer_with(list(b"<think>\nHm.</think>\n\nYes"))

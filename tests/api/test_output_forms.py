@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.output_form import FORMS
+from adapters.output_form import FORMS, find_output_form
 from orchestrator.daemon.api.tools.calls import (
     CallArguments,
     CallBegins,
@@ -77,6 +77,21 @@ def cut_text(text: str, data: st.DataObject) -> list[str]:
 
 def test_every_form_is_recorded():
     assert {recorded.form for recorded in RECORDED} == set(FORMS)
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("{{ '<|tool_call>call:' + name }}<|channel>", "gemma"),
+        ("List of tools: <|tool_list_start|>", "llama_pythonic"),
+        ("<tool_calls>[{{ call }}]</tool_calls> in place of <tool_call>", "json_list"),
+        ("respond with <|tool_call|> followed by a JSON list", "json_list"),
+        ("]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=", None),
+        ("<tool_call>", "hermes"),
+    ],
+)
+def test_a_template_shows_its_form(template: str, form: str | None):
+    assert find_output_form(template) == form
 
 
 @pytest.mark.parametrize("recorded", OUTPUTS, ids=NAMES)
