@@ -12,7 +12,7 @@ from typing import Literal
 TOKENIZER_FILE = "tokenizer.json"
 META_FILE = "tokenizer.meta.json"
 TEMPLATE_FILE = "chat_template.jinja"
-FORMAT = 3
+FORMAT = 4
 METASPACE = "\u2581"
 # Added tokens that are control tokens although the file calls them plain: llama.cpp's converter decides so too
 # (convert_hf_to_gguf.py, does_token_look_special), and the two must agree on what a vocabulary is.
@@ -22,6 +22,7 @@ END_OF_TURN = frozenset(
     {
         *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
         *("<|end_of_text|>", "<|return|>", "<|call|>", "<EOT>", "_<EOT>"),
+        *("<turn|>", "<|tool_response>", "[EOT]", "[e~["),  # Gemma 4, Kimi K2, MiniMax
         "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek writes its bars and spaces so
     }
 )

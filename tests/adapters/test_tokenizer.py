@@ -172,6 +172,12 @@ def test_begin_token(tmp_path: Path) -> None:
     assert tokenizer.eos_ids == {0, 2, 3}
 
 
+@pytest.mark.parametrize("end", ["<turn|>", "<|tool_response>"])
+def test_what_ends_a_turn_of_gemma_4_ends_an_answer_whatever_the_file_calls_it(tmp_path: Path, end: str) -> None:
+    tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, tokens=[*CONTROLS, *WORDS, end, "[PAD1]"]))
+    assert tokenizer.eos_ids == {0, 2, len(CONTROLS) + len(WORDS)}
+
+
 NO_ID = 2**32 - 1
 
 
