@@ -150,7 +150,7 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
         precisions=tuple(precision for word, precision in words.items() if word in capabilities),
         weights=_NPU_WEIGHTS if split_device(name)[0] == "npu" else _WEIGHTS,
         kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),
-        exact_kv_cache=(Precision.BF16, Precision.FP16),
+        exact_kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),
         memory_costs=_find_cpu_memory() if is_processor(name) else None,
         has_draft=is_processor(name),
     )

@@ -26,7 +26,6 @@ from adapters.contract import (
     Logits,
     NumericalClass,
     OutOfMemory,
-    Precision,
     Segment,
     ShardResult,
     Unsupported,
@@ -151,7 +150,7 @@ class PagedModel(PooledModel):
             max_batch_rows=min(options.max_batch_rows, numerical_class.most_rows or options.max_batch_rows),
             block_tokens=block_tokens,
             total_blocks=blocks,
-            row_invariant=options.exactness is Exactness.BIT and numerical_class.kv_cache is not Precision.INT8,
+            row_invariant=options.exactness is Exactness.BIT,
             min_rows=max(numerical_class.segment_rows, numerical_class.forward_rows),
             weights=weights,
             numerical_class=numerical_class,
@@ -209,7 +208,7 @@ class PagedModel(PooledModel):
         self._set_inputs(rows, wanted + wanted[-1:] * (least_outputs - len(wanted)))
         started = time.perf_counter()
         try:
-            self._request.infer()
+            self._request.infer(share_outputs=True)
         except FAILURES as error:
             failure = classify_openvino_failure(error)
             if isinstance(failure, OutOfMemory):

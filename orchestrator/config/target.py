@@ -218,8 +218,8 @@ class Target(StaticShapesSection):
     activations: ActivationPrecision = "auto"
     """The number format of activations. `auto` takes the fastest numerical class that was measured to keep its bits."""
     kv_cache_precision: KvCachePrecision = "auto"
-    """The number format of the KV cache. `8bit` holds twice the tokens; output may depend on the batch then, so it
-    needs `exactness: kernel`."""
+    """The number format of the KV cache. `8bit` holds 1.8 times the tokens. `openvino_rt` alone has it, and under
+    `exactness: bit` it runs where rows were measured to keep their bits."""
     replicas: Replicas = 1
     """How many workers serve it: a number, a list that says where and how each runs, or bounds between which it follows
     load. `auto`: as many as the plan finds worth it, each on a device of its own. Each has a KV cache of

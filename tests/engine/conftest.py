@@ -11,7 +11,7 @@ import pytest
 
 from adapters import registry
 from adapters.conformance.case import exact_class
-from adapters.contract import LoadedModel, LoadOptions, silent
+from adapters.contract import LoadedModel, LoadOptions, Precision, silent
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.own_tokenizer import TokenizerRecipe
@@ -50,10 +50,17 @@ def layers_model(store, layers_file) -> Iterator[LoadedModel]:
     loaded.close()
 
 
-def load(runtime: str, store: ModelStore, file: ModelSource, *, kv_cache_bytes: int = 512 << 20) -> LoadedModel:
+def load(
+    runtime: str,
+    store: ModelStore,
+    file: ModelSource,
+    *,
+    kv_cache_bytes: int = 512 << 20,
+    kv_cache: Precision | None = None,
+) -> LoadedModel:
     """Return a model on a runtime."""
     adapter = registry.get(runtime)
-    options = LoadOptions(slots=8, max_batch_rows=256, kv_cache_bytes=kv_cache_bytes)
+    options = LoadOptions(slots=8, max_batch_rows=256, kv_cache_bytes=kv_cache_bytes, kv_cache=kv_cache)
     path = store.prepare(file, adapter, silent)
     return adapter.load(path, replace(options, numerical_class=exact_class(adapter, path, options)), silent)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.contract import LoadedModel
+from adapters.contract import LoadedModel, Precision
 from adapters.model_source import ModelSource, resolve
 from adapters.names import OPENVINO_LLAMA
 from orchestrator.clock import SystemClock
@@ -42,11 +42,13 @@ TOKENS = 24
     params=[
         pytest.param(("openvino_rt", "whole"), id="openvino_rt"),
         pytest.param(("openvino_rt", "first layers as IR"), id="openvino_rt-ir-layers"),
+        pytest.param(("openvino_rt", "first layers, KV cache in 8 bits"), id="openvino_rt-8bit-layers"),
         pytest.param(("onnx_rt", "first layers"), id="onnx_rt-layers"),
         pytest.param(("torch_device", "first layers"), id="torch_device-layers"),
         pytest.param(("llama_cpp", "first layers"), id="llama_cpp-layers"),
         pytest.param(("openvino_llama", "first layers"), id="openvino_llama-layers", marks=NO_FORK),
         pytest.param(("openvino_rt", "whole as IR"), id="openvino_rt-ir", marks=pytest.mark.slow),
+        pytest.param(("openvino_rt", "whole, KV cache in 8 bits"), id="openvino_rt-8bit", marks=pytest.mark.slow),
         pytest.param(("llama_cpp", "whole"), id="llama_cpp", marks=pytest.mark.slow),
         pytest.param(("onnx_rt", "whole"), id="onnx_rt", marks=pytest.mark.slow),
         pytest.param(("torch_device", "whole"), id="torch_device", marks=pytest.mark.slow),
@@ -65,15 +67,21 @@ def runtime(target) -> str:
 @pytest.fixture(scope="module")
 def source(target, file, layers_file, tmp_path_factory) -> ModelSource:
     part, _, form = target[1].partition(" as ")
-    gguf = file if part == "whole" else layers_file
+    gguf = file if part.startswith("whole") else layers_file
     if not form:
         return gguf
     return resolve(str(write_genai_ir(gguf.path, tmp_path_factory.mktemp("ir") / "genai")), Path())
 
 
 @pytest.fixture(scope="module")
-def model(store, source, runtime) -> Iterator[LoadedModel]:
-    loaded = load(runtime, store, source)
+def kv_cache(target) -> Precision | None:
+    return Precision.INT8 if target[1].endswith("8 bits") else None
+
+
+@pytest.fixture(scope="module")
+def model(store, source, runtime, kv_cache) -> Iterator[LoadedModel]:
+    loaded = load(runtime, store, source, kv_cache=kv_cache)
+    assert kv_cache in (None, loaded.capabilities.kv_cache)
     yield loaded
     loaded.close()
 
@@ -84,6 +92,7 @@ def prompts(prompts, target) -> list[list[int]]:
     few = {
         ("openvino_rt", "whole"): 4,
         ("openvino_rt", "whole as IR"): 4,
+        ("openvino_rt", "whole, KV cache in 8 bits"): 4,
         ("openvino_rt", "first layers as IR"): 3,
         ("onnx_rt", "whole"): 4,
         ("llama_cpp", "whole"): 4,
@@ -159,7 +168,9 @@ def test_losing_the_cache_half_way_never_changes_a_token(model, prompts, case):
     assert all(expected[key][:13] + tokens == expected[key] for key, tokens in out.items())
 
 
-def test_preemption_and_remembered_prefixes_never_change_a_token(store, source, runtime, model, prompts, case):
+def test_preemption_and_remembered_prefixes_never_change_a_token(
+    store, source, runtime, kv_cache, model, prompts, case
+):
     """Once with room for the longest request alone, and again when all prompts are remembered."""
     sampling, expected = case
     prompts = prompts[:4]
@@ -167,7 +178,7 @@ def test_preemption_and_remembered_prefixes_never_change_a_token(store, source, 
     longest = max(map(len, prompts)) + TOKENS + 3 * model.capabilities.block_tokens
     if runtime == OPENVINO_LLAMA:  # half of it is for prompts alone
         longest = 2 * longest + 2 * model.capabilities.block_tokens
-    tight = load(runtime, store, source, kv_cache_bytes=longest * model.spec.bytes_per_token)
+    tight = load(runtime, store, source, kv_cache_bytes=longest * model.spec.bytes_per_token, kv_cache=kv_cache)
     loop = loop_over(tight, suffix(), running=8)
     for _ in range(2):
         out, _ = decode(loop, submits(prompts, sampling))
