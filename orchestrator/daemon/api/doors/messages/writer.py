@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 class MessageWriter(AnswerWriter):
     """`omits_thoughts`: their blocks have a signature in place of the text."""
 
-    def __init__(self, head: AnswerHead, chat: ChatRequest, *, omits_thoughts: bool) -> None:
+    def __init__(self, head: AnswerHead, chat: ChatRequest, *, omits_thoughts: bool = False) -> None:
         super().__init__(head)
         self._omits_thoughts = omits_thoughts
         self._stops = frozenset(chat.stops)
