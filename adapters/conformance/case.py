@@ -119,8 +119,8 @@ def share_classes(directory: Path) -> None:
 
 def exact_class(adapter: Adapter, path: Path, options: LoadOptions, first_tier: int = 0) -> NumericalClass:
     """Return the first class that keeps its bits on this processor, as the product finds it, whatever it costs."""
-    asked = (str(path), str(first_tier), str(options.threads), str(options.kv_cache))
-    key = (*_name_library(adapter, options.device), adapter.recipe(), *asked)
+    settings = (str(path), str(first_tier), str(options.threads), str(options.kv_cache))
+    key = (*_name_library(adapter, options.device), adapter.recipe(), *settings)
     if key not in _EXACT:
         _EXACT[key] = _find_shared(key, adapter, path, options, first_tier)
     return _EXACT[key]
