@@ -54,7 +54,7 @@ def choose_marks(body: ChatRequest, tokenizer: TokenizerPort) -> frozenset[str]:
     form = choose_call_form(body, tokenizer)
     if form == "harmony":
         return frozenset(CONTROLS)
-    tags = [tag.removesuffix("thought") for tag in _choose_tags(tokenizer)]
+    tags = [tag.removesuffix("thought") for tag in _choose_tags(tokenizer)]  # that word is none of Gemma's controls
     return frozenset((*tags, *(_MARKS.get(form, ()) if body.offered else ())))
 
 
