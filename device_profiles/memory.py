@@ -21,7 +21,8 @@ class MemoryCosts:
     are in memory for it. `graph_cache_copies`: the same of the keys and values that it is given. `tied_copies`: how
     often a head is besides that is the embedding, too. `rank_bytes`: what the process of each further rank of tensor
     parallelism holds beside its part. `kv_at_once`: all of the KV cache is in memory as soon as it is loaded, not as
-    far as it was used.
+    far as it was used. `width_bytes`: the kernels that are kept for forwards of one number of rows. `widths`: how many
+    numbers are announced.
     """
 
     fixed_bytes: int
@@ -40,6 +41,8 @@ class MemoryCosts:
     tied_copies: float = 0.0
     rank_bytes: int = 0
     kv_at_once: bool = False
+    width_bytes: int = 0
+    widths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +118,14 @@ class MemoryPlan:
 class MemoryUse:
     """What a worker has done of what was announced: its forwards had at most `batch_rows` rows, the logits of
     `logits_rows` of them were wanted, `slots` sequences ran at a time, and `kv_cache_bytes` of its KV cache were used.
+    `widths`: how many numbers of rows they had.
     """
 
     batch_rows: int = 0
     logits_rows: int = 0
     kv_cache_bytes: int = 0
     slots: int = 0
+    widths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,8 @@ class MeasuredMemory:
     The fields up to `slots` are what it is known by: `fingerprint` is of hardware and runtime, `weights` the recipe of
     the prepared weights, `wanted` the operator's options. `format`: of the weights, as profiles have it. `held_bytes`
     is the most that it held, and `announced_bytes` what is announced of a worker that uses as much as it did. `whole`
-    is what was announced of it at its fullest, by part, without a correction.
+    is what was announced of it at its fullest, by part, without a correction. `layers`: how many of the model's it had,
+    where others had the rest; 0: all. Which ones stands in `weights` then.
     """
 
     fingerprint: str
@@ -146,6 +152,7 @@ class MeasuredMemory:
     announced_bytes: int = 0
     whole: dict[str, int] = field(default_factory=dict)
     measured_at: str = ""
+    layers: int = 0
 
     @property
     def surplus_bytes(self) -> int:
@@ -174,12 +181,14 @@ def plan_memory(
     logits_rows: int,
     process_bytes: int,
     slots: int = 0,
+    widths: int = 0,
     activations_16bit: bool = False,
     ranks: int = 1,
 ) -> MemoryPlan:
     """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows. The logits of
-    `logits_rows` of them are asked for. `process_bytes` is what it holds before loading. `slots`: sequences at a
-    time. `activations_16bit`: they have 16 bits, not 32. `ranks`: processes that share the model's layers."""
+    `logits_rows` of them are asked for. `process_bytes` is what it holds before loading. `slots`: sequences at a time.
+    `widths`: how many numbers of rows forwards have. `activations_16bit`: they have 16 bits, not 32. `ranks`: processes
+    that share the model's layers."""
     weights = costs.weights_copies * (model.layers_bytes + model.head_bytes)
     weights += costs.embedding_copies * model.embedding_bytes
     if not model.embedding_bytes:
@@ -197,5 +206,6 @@ def plan_memory(
         kv_cache=kv_cache_bytes,
         workspace=int(row * batch_rows + logits)
         + costs.slot_bytes * slots
+        + costs.width_bytes * min(widths, costs.widths)
         + 4 * costs.scores_rows * model.heads * model.context_tokens,
     )

@@ -10,14 +10,20 @@ from adapters.contract import LoadedModel, Segment
 _FIRST_TOKEN, _TOKENS = 5, 1000
 # Full batches: buffers that a runtime makes for a shape are there from its second forward on.
 _FULL_BATCHES = 2
+# Small numbers of rows, of which a runtime may keep kernels: as many as are announced for one (ADR 0157).
+_WIDTHS = 32
 
 
-def run_largest_forwards(model: LoadedModel, logits_rows: int) -> None:
+def run_largest_forwards(model: LoadedModel, logits_rows: int) -> list[int]:
     """Fill the KV pool by the longest prompts in the longest chunks, of each of which `logits_rows` rows have their
-    logits, and then run batches of all slots. Raises what the adapter does."""
+    logits, and then run batches of all slots. Before that a forward of each small number of rows is run. Return all
+    numbers of rows. Raises what the adapter does."""
     caps = model.capabilities
     rows, most = caps.max_batch_rows, min(logits_rows, caps.max_batch_rows)
     tokens = [_FIRST_TOKEN + index % _TOKENS for index in range(caps.max_context_tokens)]
+    widths = list(range(2, min(_WIDTHS, rows)))
+    for width in widths:
+        model.forward([Segment(0, 0, tokens[:width], (0, 1))])
     last = min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - rows
     for slot in range(caps.slots):
         for start in range(0, last + 1, rows):
@@ -34,6 +40,7 @@ def run_largest_forwards(model: LoadedModel, logits_rows: int) -> None:
         model.forward(batch)
     if caps.apart_tokens:  # and rows behind the prompts, which may be another runtime's
         model.forward([Segment(slot, share, [_FIRST_TOKEN], (0, 1), apart=True) for slot in range(caps.slots)])
+    return [*widths, rows, caps.slots * share]
 
 
 def _list_batch(slots: int, tokens: Sequence[int], rows: int, wanted: int) -> list[Segment]:

@@ -42,11 +42,14 @@ _OPSET = 17
 _EXACT_HEAD_DIM = 128
 """Measured (ADR 0008): with larger heads a row's bits depend on how many rows are in the call."""
 INSTALL = "outrider extras install onnx"
-# Weights are read once, and buffers of a forward are not shared among layers.
+# Weights are read once, those of an embedding as they are looked up. Buffers of a forward are not shared among layers.
+# ADR 0154.
 _CPU_MEMORY = MemoryCosts(
-    fixed_bytes=70 * MIB,
+    fixed_bytes=30 * MIB,
+    layer_bytes=800_000,
     weights_copies=1,
-    embedding_copies=1,
+    embedding_copies=0,
+    tied_copies=0.4,
     logits_copies=1,
     mlp_floats=10,
     hidden_floats=20,

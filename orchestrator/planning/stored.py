@@ -106,22 +106,27 @@ class MeasuredHardware:
         return [self.correct_memory(option, target) if option.role is Role.TARGET else option for option in options]
 
     def find_memory(self, option: Option, target: PlannedModel) -> MeasuredMemory | None:
-        """Return what a worker held last that had the target loaded as in an option, with as many slots as any had;
-        None where no one has. An estimate does not know the format that weights come to."""
+        """Return what a worker held last that had the target loaded as in an option, with as many slots as any
+        had; None where no one has. For an option of shards it is a worker that had layers. An estimate knows no format
+        that weights come to."""
         known = [
             memory
             for memory in self.memory
             if memory.adapter == option.runtime
             and memory.model_digest == target.digest
+            and (memory.layers == 0) == option.runs_whole
             and (memory.format == option.weights or option.source == "estimate")
         ]
         return max(known, key=lambda memory: (memory.slots, memory.measured_at), default=None)
 
     def correct_memory(self, option: Option, model: PlannedModel) -> Option:
-        """Return an option with the memory that its worker held last, where it is of a whole target."""
-        last = self.find_memory(option, model) if option.runs_whole and self.kind == "cpu" else None
+        """Return an option with the memory that its worker held last. One of shards goes by a worker of layers, however
+        many these were: what it held more, it held beside them."""
+        last = self.find_memory(option, model) if self.kind == "cpu" else None
         if last is None:
             return option
+        if not option.runs_whole:
+            return replace(option, fixed_bytes=max(0, option.fixed_bytes + last.surplus_bytes))
         held = sum(last.whole.values()) - last.whole[KV_CACHE] + last.surplus_bytes
         beside = option.ends.sum_weights(first=True, last=True) + option.ends.logits
         beside += model.shape.layers * option.layer_bytes + option.workspace_bytes

@@ -44,12 +44,14 @@ if store.all() != before:
 drafts = [drafter._drafters[-1]._drafter._model] if drafter else []
 for model in [target.model, *drafts]:
     caps = model.capabilities
-    run_largest_forwards(model, rows := count_logits_rows(caps.max_batch_rows, caps.slots, options.deepest))
+    rows = count_logits_rows(caps.max_batch_rows, caps.slots, options.deepest)
+    widths = run_largest_forwards(model, rows)
 planned = sum_planned_bytes(target, options, [drafter] if drafter else [])
 peak = peak_rss_bytes()
 target.meter.beside_bytes = planned - target.plan.total
 caps = target.model.capabilities
-target.meter.observe_forward(caps.max_batch_rows, rows, caps.slots)
+for width in widths:
+    target.meter.observe_forward(width, min(width, rows), caps.slots)
 target.meter.save_held(peak)
 print(json.dumps({"planned": planned, "peak": peak, "correction": target.plan.correction}))
 """

@@ -39,6 +39,8 @@ def test_layers_in_two_processes_say_what_one_says(tmp_path: Path, shared_store:
         ready = daemon.status()["ready"]
         assert ready["row_invariant"]
         assert len(set(ready["part_pids"]) | {ready["pid"]}) == 3
+        parts = ", ".join(f"local pid {pid}" for pid in ready["part_pids"])
+        assert daemon.status()["replicas"][0]["worker"] == f"local pid {ready['pid']} with {parts}"
         path = tmp_path / "cut" / "cluster.yaml"
         path.write_text(path.read_text() + "speculation: {method: fixed, num_speculative_tokens: 2}\n")
         query_daemon(daemon.admin, "/admin/reload", {"check": False}, answer_s=120.0)

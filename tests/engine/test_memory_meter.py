@@ -16,14 +16,15 @@ from orchestrator.worker.loading.memory import MemoryMeter
 from tests.support.loops import toy
 
 KNOWN_BY = MeasuredMemory("mark", "simulated", "CPU", "toy", "digest", "recipe", "auto", 16)
-ROW, LOGITS, KV = 10, 100, 64_000
+ROW, LOGITS, WIDTH, KV = 10, 100, 1_000, 64_000
 PROCESS, WEIGHTS = 5_000, 20_000
 
 
 def predict(use: MemoryUse | None) -> MemoryPlan:
-    """Announce what depends on rows, logits and the KV cache."""
-    used = use or MemoryUse(256, 32, KV)
-    return MemoryPlan(PROCESS, WEIGHTS, used.kv_cache_bytes, ROW * used.batch_rows + LOGITS * used.logits_rows)
+    """Announce what depends on rows, how many numbers of them there were, logits and the KV cache."""
+    used = use or MemoryUse(256, 32, KV, widths=48)
+    workspace = ROW * used.batch_rows + LOGITS * used.logits_rows + WIDTH * used.widths
+    return MemoryPlan(PROCESS, WEIGHTS, used.kv_cache_bytes, workspace)
 
 
 def meter_over(directory: Path, positions: int = 0) -> MemoryMeter:
@@ -48,7 +49,7 @@ def test_the_next_plan_is_off_by_nothing_where_the_error_is_not_of_the_use(
     directory = tmp_path_factory.mktemp("store")
     meter = meter_over(directory, 16 * blocks)
     run(meter, 16, rows, 1)
-    used = predict(MemoryUse(rows, rows, KV * blocks // 64))
+    used = predict(MemoryUse(rows, rows, KV * blocks // 64, widths=1))
     held = used.total + more - 10_000
     meter.observe_held(held, idle=True, now_s=0.0)
     last = ProfileStore(directory).find_memory(KNOWN_BY)

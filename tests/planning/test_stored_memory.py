@@ -60,7 +60,11 @@ def test_a_target_is_planned_by_what_its_last_worker_held(tmp_path: Path) -> Non
     )
     store.save(last)
     store.save(replace(last, model_digest="of another model", held_bytes=9000))
+    layers = replace(last, weights="recipe, layers 0 to 0", slots=16, layers=1, held_bytes=3070)
+    store.save(layers)
     (hardware,) = load_measured_hardware(store)
     (option,) = hardware.options(target, (), Exactness.BIT, 4)
     total = option.fixed_bytes + option.layer_bytes + option.workspace_bytes
     assert total == 1000 + 2000 + 500 - 600, "without its KV cache, and less what it held less than announced"
+    few = replace(option, source="few layers", fixed_bytes=500)
+    assert hardware.correct_memory(few, target).fixed_bytes == 570, "by what layers held more"

@@ -13,7 +13,7 @@ from orchestrator.protocol.commands import Stop
 from orchestrator.protocol.events import ShardReady
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.worker.shards.protocol import VERSION, Description
-from orchestrator.worker.shards.server import ShardEngine
+from orchestrator.worker.shards.server import LoadedLayers, ShardEngine
 
 
 class Layers:
@@ -27,13 +27,10 @@ class Layers:
     def classes(self, options: LoadOptions) -> list[list[NumericalClass]]:
         return [list(tier) for tier in self._adapter.classes(options)]
 
-    def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
-        return 0
-
-    def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:
+    def load(self, options: LoadOptions, layers: LayerRange) -> LoadedLayers:
         shard: LoadedShard = self._adapter.load_layers(self._prepared, options, layers, lambda stage, done: None)
         self.loaded.append(shard)
-        return shard
+        return LoadedLayers(shard)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class ClusterFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """A process is there; it is not ready yet."""
+    """A process is there; it is not ready yet. Of a worker with parts it is told again once its own one is, too."""
 
     worker: int
     where: str

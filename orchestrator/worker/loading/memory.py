@@ -24,7 +24,7 @@ from adapters.contract import (
     WidensWeights,
 )
 from adapters.decoder.spec import DecoderSizes
-from adapters.loaded_model import CountsTouchedBlocks, LoadedModel
+from adapters.loaded_model import CountsTouchedBlocks, KvCalls
 from device_profiles.memory import MeasuredMemory, MemoryPlan, MemoryUse, ModelShape, plan_memory
 from device_profiles.profile import find_listed_device
 from device_profiles.store import ProfileStore
@@ -35,8 +35,8 @@ from orchestrator.protocol.rounds import RoundReport
 _WORTH_WRITING: Final = 0.01
 # Between two writes while requests run. Not tuned: each is a file of a kilobyte, and waits for the disk.
 _WRITE_EVERY_S: Final = 30.0
-# Rounds from which on a worker has run the kernels that it has: of prompts, and of one row and of several. Not tuned.
-_ROUNDS: Final = 16
+# Forwards from which on a worker has run the kernels that it has: of prompts, and of one row and of several. Not tuned.
+_FORWARDS: Final = 16
 
 
 def predict_memory(
@@ -76,7 +76,8 @@ def predict_memory(
     head = spec.vocabulary_size * spec.hidden if last else 0
     costs = device.memory_costs
     if use is None:
-        use = MemoryUse(options.max_batch_rows, logits_rows, fixed.kv_cache, options.slots)
+        rows = options.max_batch_rows
+        use = MemoryUse(rows, logits_rows, fixed.kv_cache, options.slots, widths=rows)
     shape = ModelShape(
         spec.vocabulary_size if last else 0,
         spec.hidden,
@@ -96,6 +97,7 @@ def predict_memory(
         kv_cache_bytes=fixed.kv_cache if costs.kv_at_once else use.kv_cache_bytes,
         batch_rows=use.batch_rows,
         slots=use.slots,
+        widths=use.widths,
         logits_rows=use.logits_rows,
         ranks=options.tensor_parallel,
         activations_16bit=activations in (Precision.BF16, Precision.FP16),
@@ -123,12 +125,13 @@ class MemoryMeter:
     One thread calls it. `known_by` says what was loaded, and `predict` what is announced of it.
     """
 
-    def __init__(self, store: ProfileStore, known_by: MeasuredMemory, predict: PredictUse, model: LoadedModel) -> None:
+    def __init__(self, store: ProfileStore, known_by: MeasuredMemory, predict: PredictUse, model: KvCalls) -> None:
         self.known_by = known_by
         self.beside_bytes = 0
         """What of the same process is announced apart: drafts and their stores."""
         self._store, self._predict, self._model = store, predict, model
-        self._use, self._rounds = MemoryUse(), 0
+        self._use, self._forwards = MemoryUse(), 0
+        self._widths: set[int] = set()
         self._kept = store.find_memory(known_by)
         self._written_bytes, self._written_s = 0, 0.0
 
@@ -139,21 +142,21 @@ class MemoryMeter:
 
     def observe_round(self, done: RoundReport) -> None:
         """Note what a round has done."""
-        self._rounds += 1
         self.observe_forward(done.rows, done.sequences + done.drafted, done.sequences)
 
     def observe_forward(self, rows: int, logits_rows: int, sequences: int) -> None:
         """Note a forward's size."""
+        self._forwards += 1
+        self._widths.add(rows)
         use = self._use
-        self._use = MemoryUse(
-            max(use.batch_rows, rows), max(use.logits_rows, logits_rows), 0, max(use.slots, sequences)
-        )
+        logits_rows, slots = max(use.logits_rows, logits_rows), max(use.slots, sequences)
+        self._use = MemoryUse(max(use.batch_rows, rows), logits_rows, 0, slots, len(self._widths))
 
     def observe_held(self, held_bytes: int, *, idle: bool, now_s: float) -> None:
         """Keep what the worker held at most where that is news and there is time for it: when it is idle, or long after
         the last time."""
         news = held_bytes > (1.0 + _WORTH_WRITING) * self._written_bytes
-        if self._rounds >= _ROUNDS and news and (idle or now_s - self._written_s >= _WRITE_EVERY_S):
+        if self._forwards >= _FORWARDS and news and (idle or now_s - self._written_s >= _WRITE_EVERY_S):
             self._written_bytes, self._written_s = held_bytes, now_s
             self.save_held(held_bytes)
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
-from adapters.contract import LayerRange, LoadedShard, LoadOptions, NumericalClass, ShardingAdapter, Unsupported, silent
+from adapters.contract import LayerRange, LoadOptions, NumericalClass, ShardingAdapter, Unsupported, silent
 from adapters.model_source import check_model
+from adapters.process_heap import trim_heap
+from device_profiles.device_names import is_processor
+from device_profiles.memory import MeasuredMemory, MemoryPlan, MemoryUse, correct_plan
+from orchestrator.fitting.profile_keys import profiles_in
 from orchestrator.machine.devices import class_mark_of, device_name, effective_device, find_device, threads_on
 from orchestrator.protocol.contract import NODE_ADDRESS
 from orchestrator.protocol.events import Progress
-from orchestrator.protocol.load_options import ShardWorkerOptions
-from orchestrator.worker.loading.memory import predict_memory
+from orchestrator.protocol.load_options import ModelOptions, ShardWorkerOptions
+from orchestrator.worker.loading.child_work import run_child
+from orchestrator.worker.loading.memory import MemoryMeter, predict_memory
 from orchestrator.worker.loading.pipeline import check_whole_runtime
 from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part
 from orchestrator.worker.shards.protocol import VERSION, Description
-from orchestrator.worker.shards.server import Emit, ShardEngine
+from orchestrator.worker.shards.server import Emit, LoadedLayers, ShardEngine
 
 
 def build_shard_engine(options: dict[str, Any]) -> ShardEngine:
@@ -33,6 +42,19 @@ def build_shard_engine(options: dict[str, Any]) -> ShardEngine:
     return ShardEngine(prepare, host)
 
 
+def measure_process_bytes(model: ModelOptions) -> int:
+    """Return what a process of a prepared model's layers holds before it has any, by one that is started for that; what
+    this one holds where it tells nothing."""
+    done = run_child([sys.executable, "-m", __name__], msgspec.json.encode(model), lambda cpu_s: None)
+    lines = done.output.split()
+    return int(lines[-1]) if lines else _measure_own_bytes()
+
+
+def _measure_own_bytes() -> int:
+    trim_heap()  # what preparing the model has left
+    return int(psutil.Process().memory_info().rss)
+
+
 class _PreparedLayers:
     """Implements shards.server.LayerSource."""
 
@@ -44,9 +66,11 @@ class _PreparedLayers:
         self._adapter = adapter
         self._found = prepared
         self._process_bytes = 0
+        self._store, self._name = profiles_in(Path(model.store)), model.name
         self._spec = check_model(prepared.file, model.adapter) if prepared.file is not None else None
         device = effective_device(model.adapter, model.device)
         profile = find_device(model.adapter, model.device)
+        self._mark = class_mark_of(profile)
 
         self.description = Description(
             VERSION,
@@ -54,7 +78,7 @@ class _PreparedLayers:
             device,
             device_name(model.adapter, device),
             count_layers(model, prepared.file),
-            f"{class_mark_of(profile)}/{threads_on(profile, model.threads)}",
+            f"{self._mark}/{threads_on(profile, model.threads)}",
             f"{host} pid {os.getpid()}".lstrip(),
             os.getpid(),
             prepared.prepared.name if prepared.file is not None else "",
@@ -66,19 +90,51 @@ class _PreparedLayers:
     def classes(self, options: LoadOptions) -> list[list[NumericalClass]]:
         return [list(tier) for tier in self._adapter.classes(options)]
 
-    def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
-        prepared = self._found
+    def load(self, options: LoadOptions, layers: LayerRange) -> LoadedLayers:
+        is_first = not self._process_bytes
+        if is_first:  # the runtime has been asked for its devices and its classes
+            self._process_bytes = _measure_own_bytes()
+        predict = partial(self._predict, options, layers)
+        plan, known_by = predict(None), self._key_memory(options, layers)
+        shard = self._adapter.load_layers(self._found.prepared, options, layers, silent)
+        if plan is None:
+            return LoadedLayers(shard)
+        planned = correct_plan(plan, self._store.find_memory(known_by)).total
+        # What loads in other classes left is no part of what these layers take.
+        if not is_first or not is_processor(options.device):
+            return LoadedLayers(shard, planned)
+        known_by = replace(known_by, format=shard.capabilities.weights.partition(" + ")[0])
+        return LoadedLayers(shard, planned, MemoryMeter(self._store, known_by, predict, shard))
+
+    def _predict(self, options: LoadOptions, layers: LayerRange, use: MemoryUse | None) -> MemoryPlan | None:
+        """Return what these layers are announced with, None where the runtime's costs are not known."""
         if self._spec is None:
-            return 0
-        # Before the first layers are loaded: by then the runtime has been asked for its devices and its classes.
-        self._process_bytes = self._process_bytes or psutil.Process().memory_info().rss
-        plan = predict_memory(
-            *(options, self._adapter, self._spec, prepared.prepared),
+            return None
+        return predict_memory(
+            *(options, self._adapter, self._spec, self._found.prepared),
             logits_rows=options.max_batch_rows,
             layers=layers,
             process_bytes=self._process_bytes,
+            use=use,
         )
-        return plan.total if plan is not None else 0
 
-    def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:
-        return self._adapter.load_layers(self._found.prepared, options, layers, silent)
+    def _key_memory(self, options: LoadOptions, layers: LayerRange) -> MeasuredMemory:
+        """Return by what the memory of such a load is known."""
+        prepared = self._found.prepared
+        return MeasuredMemory(
+            fingerprint=self._mark,
+            adapter=self._adapter.name,
+            device=options.device,
+            model=self._name or self._found.name,
+            model_digest=prepared.parent.name,
+            weights=f"{prepared.name}, {layers}",
+            wanted=f"{options.numerical_class or options.activations} {options.exactness}",
+            slots=options.slots,
+            layers=layers.end - layers.first,
+        )
+
+
+if __name__ == "__main__":
+    settings = ShardWorkerOptions(msgspec.json.decode(sys.stdin.buffer.read(), type=ModelOptions), across_hosts=False)
+    layers = _PreparedLayers(settings, prepare_part(settings.model, silent), "")
+    sys.stdout.write(f"\n{_measure_own_bytes()}\n")

@@ -33,6 +33,7 @@ from adapters.contract import (
 )
 from adapters.hardware import read_cache_bytes
 from adapters.model_source import check_model
+from adapters.process_heap import trim_heap
 from device_profiles.curve_fit import StepSample
 from device_profiles.device_names import is_processor
 from device_profiles.measured import ENDS
@@ -45,6 +46,7 @@ from orchestrator.worker.loading.memory import predict_memory
 from orchestrator.worker.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.worker.loading.pipeline import PipelineLoader, PlacedLayers, check_whole_runtime
 from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part
+from orchestrator.worker.loading.shard_worker import measure_process_bytes
 from orchestrator.worker.measuring.steps import Steps, fit_forwards
 from policies.models.kv_shares import SHARES
 
@@ -142,6 +144,9 @@ def find_few_layers(
         raise ModelRefused(f"{needed}; {adapter.name} runs whole models only")
     if layers < _LEAST_LAYERS:
         raise ModelRefused(f"{needed}; it has {layers} layers, too few to measure some of them")
+    if is_processor(options.device):
+        trim_heap()  # what has been measured of the device fills this process
+        room_bytes -= max(0, psutil.Process().memory_info().rss - memory.fixed)
     if memory.count_layers(room_bytes) < _LEAST_LAYERS:
         raise ModelRefused(f"{needed}; {_LEAST_LAYERS} of its {layers} layers have no room either")
     uncached = 0
@@ -270,7 +275,7 @@ def _predict_layers(
 ) -> LayerMemory:
     """Return what ranges of a model's layers take, as their runtime's costs say; by the size of what is prepared where
     these are not known."""
-    process = psutil.Process().memory_info().rss if is_processor(options.device) else 0
+    process = measure_process_bytes(model) if is_processor(options.device) else 0
     least_kv = model.kv_cache_bytes // SHARES[-1]
     adapter = check_whole_runtime(ready.adapter)
     spec = check_model(ready.file, adapter.name) if ready.file is not None else None

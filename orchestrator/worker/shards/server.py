@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
-from typing import Protocol
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from adapters.contract import (
     AdapterError,
@@ -17,20 +18,51 @@ from adapters.contract import (
     NumericalClass,
     OutOfMemory,
     RuntimeFailed,
+    Segment,
+    ShardResult,
     Unsupported,
 )
 from adapters.framing import ProtocolError
+from orchestrator.machine.process_memory import peak_rss_bytes
 from orchestrator.protocol.commands import Command, Stop
 from orchestrator.protocol.contract import Step
 from orchestrator.protocol.events import Event, ShardReady
 from orchestrator.protocol.failures import describe_loading_failure
 from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
 from orchestrator.protocol.links.reception import Reception
+from orchestrator.worker.loading.memory import MemoryMeter
 from orchestrator.worker.shards import protocol as wire
 from orchestrator.worker.shards.remote import pack_refusal
 
 Emit = Callable[[Event], None]
 _Guests = queue.SimpleQueue["wire.ShardLink | None"]
+
+
+class LoadedLayers(NamedTuple):
+    """`planned_bytes`: what this process was announced to hold at its peak, 0 where that is not known. `memory`: None
+    where nothing is compared with it."""
+
+    shard: LoadedShard
+    planned_bytes: int = 0
+    memory: MemoryMeter | None = None
+
+    def forward(self, batch: Sequence[Segment], hidden: wire.Rows | None) -> ShardResult:
+        """See adapters.contract.CountedShard.forward_layers."""
+        computed = self.shard.forward_layers(batch, hidden)
+        if self.memory is not None:
+            wanted = sum(end - start for start, end in (segment.rows for segment in batch))
+            self.memory.observe_forward(sum(len(segment.tokens) for segment in batch), wanted, len(batch))
+        return computed
+
+    def note_held(self) -> None:
+        """Keep what this process held at most. To be called when a sequence has ended: it may write a file."""
+        if self.memory is not None:
+            self.memory.observe_held(peak_rss_bytes(), idle=True, now_s=time.monotonic())
+
+    def close(self) -> None:
+        """Give back what the layers hold. Idempotent."""
+        self.note_held()
+        self.shard.close()
 
 
 class LayerSource(Protocol):
@@ -43,11 +75,7 @@ class LayerSource(Protocol):
         """See adapters.contract.ModelLoader.classes."""
         ...
 
-    def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
-        """Return what this process will hold at its peak with these layers loaded, 0 where that is not known."""
-        ...
-
-    def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:
+    def load(self, options: LoadOptions, layers: LayerRange) -> LoadedLayers:
         """See adapters.contract.ShardingAdapter.load_layers."""
         ...
 
@@ -126,7 +154,7 @@ class _ServedTarget:
     def __init__(self, link: wire.ShardLink, source: LayerSource) -> None:
         self._link = link
         self._source = source
-        self._shards: dict[int, LoadedShard] = {}
+        self._loads: dict[int, LoadedLayers] = {}
         self._failed: dict[int, AdapterError] = {}  # in calls that are not answered
 
     def obey_next(self) -> None:
@@ -145,8 +173,8 @@ class _ServedTarget:
         self._link.send(wire.Answer(call.number, result), given)
 
     def close(self) -> None:
-        while self._shards:
-            self._shards.popitem()[1].close()
+        while self._loads:
+            self._loads.popitem()[1].close()
 
     def _answer(
         self, call: wire.Call, question: wire.Asking, rows: wire.Rows | None
@@ -157,27 +185,28 @@ class _ServedTarget:
             case wire.ListClasses():
                 return wire.Classes(self._source.classes(question.options)), None
             case wire.Load():
-                planned = self._source.predict_bytes(question.options, question.layers)
-                self._shards[call.number] = shard = self._source.load(question.options, question.layers)
-                forks = isinstance(shard, ForkableKv)
-                return wire.Loaded(shard.spec, shard.capabilities, shard.block_rules, forks, planned), None
+                self._loads[call.number] = loaded = self._source.load(question.options, question.layers)
+                shard, forks = loaded.shard, isinstance(loaded.shard, ForkableKv)
+                known = (shard.spec, shard.capabilities, shard.block_rules, forks, loaded.planned_bytes)
+                return wire.Loaded(*known), None
             case wire.Forward():
-                computed = self._find(call.shard).forward_layers([segment.unpack() for segment in question.batch], rows)
+                computed = self._find(call.shard).forward([segment.unpack() for segment in question.batch], rows)
                 return wire.Computed(computed.device_ms), computed.output
             case wire.Attach():
-                return wire.Attached(self._find(call.shard).attach(question.slot, question.tokens)), None
+                return wire.Attached(self._find(call.shard).shard.attach(question.slot, question.tokens)), None
 
     def _take(self, number: int, call: wire.Telling) -> None:
         """Carry out a call that is not answered; what goes wrong is said with the next one that is."""
         if isinstance(call, wire.Close):
             self._failed.pop(number, None)
-            if (closed := self._shards.pop(number, None)) is not None:
+            if (closed := self._loads.pop(number, None)) is not None:
                 closed.close()
             return
         if number in self._failed:
             return
         try:
-            shard = self._find(number)
+            loaded = self._find(number)
+            shard = loaded.shard
             match call:
                 case wire.Share():
                     shard.share(call.slot, call.tokens)
@@ -187,13 +216,14 @@ class _ServedTarget:
                     raise Unsupported(f"{shard.layers}: sequences cannot go on in several ways there")
                 case wire.Free():
                     (shard.discard if call.garbage else shard.release)(call.slot)
+                    loaded.note_held()
         except AdapterError as error:
             died = isinstance(error, DeviceLost) and not isinstance(error, OutOfMemory)
             self._failed[number] = error if died else RuntimeFailed(f"out of step with its target: {error}")
 
-    def _find(self, number: int) -> LoadedShard:
+    def _find(self, number: int) -> LoadedLayers:
         if number in self._failed:
             raise self._failed[number]
-        if number not in self._shards:
+        if number not in self._loads:
             raise DeviceLost("no such layers are loaded")
-        return self._shards[number]
+        return self._loads[number]

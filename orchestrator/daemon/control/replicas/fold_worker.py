@@ -52,6 +52,9 @@ _HOST_TRIES = 2
 def fold_worker_event(state: State, replica: Replica, event: WorkerEvent, now_s: float) -> list[Action]:
     match event:
         case WorkerStarted():
+            if replica.life.running:
+                replica.state.where = event.where
+                return []
             replica.observe_start(event.where, now_s)
             return replica.life.observe_start(event.where, now_s)
         case WorkerSaid():

@@ -63,9 +63,13 @@ class Supervisor:
         try:
             if order.after_s:
                 await self._sleep(order.after_s)
-            followed.worker = await self._cluster.start(self._complete(order.spec))
-            self._post(WorkerStarted(order.worker, followed.worker.where))
-            async for event in followed.worker.events():
+            worker = followed.worker = await self._cluster.start(self._complete(order.spec))
+            where = worker.where
+            self._post(WorkerStarted(order.worker, where))
+            async for event in worker.events():
+                if where != worker.where:  # its parts were there before it
+                    where = worker.where
+                    self._post(WorkerStarted(order.worker, where))
                 self._post(WorkerSaid(order.worker, event))
         except WorkerError as error:
             cause, kind = str(error), error.kind

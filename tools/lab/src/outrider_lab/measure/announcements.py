@@ -113,11 +113,12 @@ def measure_here(options: EngineOptions) -> dict[str, Any] | None:
     loaded = psutil.Process().memory_info().rss
     caps = target.model.capabilities
     logits_rows = count_logits_rows(caps.max_batch_rows, caps.slots, options.deepest)
-    run_largest_forwards(target.model, logits_rows)
+    widths = run_largest_forwards(target.model, logits_rows)
     used, corrected = peak_rss_bytes(), False
     if target.meter is not None:
         corrected = target.meter.last is not None
-        target.meter.observe_forward(caps.max_batch_rows, logits_rows, caps.slots)
+        for rows in widths:
+            target.meter.observe_forward(rows, min(rows, logits_rows), caps.slots)
         target.meter.save_held(used)
     return {
         "slots": options.max_running,

@@ -115,12 +115,15 @@ class MeasuredTarget:
         tokens = [stream.tokens for stream in timed]
         return StreamRun(tokens, rate, _list_busy(inside, end_s - begin_s), _average_parts(inside))
 
-    async def fill(self) -> None:
-        """Read a prompt that fills the KV cache and score all of it, which takes the largest forwards there are."""
+    async def fill(self, rows: int) -> None:
+        """Read prompts of every length up to the largest forward, which has so many `rows`, and one that fills the KV
+        cache. All of the last is scored, which takes the largest forwards there are."""
+        for tokens in range(2, rows):
+            await self.run_streams([self._make_prompt(tokens)], 1, Sampling(), drafts=False)
         held = self.ready.kv.blocks * self.ready.kv.block_tokens
         tokens = min(held, self.ready.model.context_tokens) - 2 * self.ready.kv.block_tokens
-        prompt = [self._number % 7 + 40 + one % 50 for one in range(tokens)]
         self._number += 1
+        prompt = self._make_prompt(tokens)
         self._worker.send(Submit(f"bench-{self._number}", prompt, 1, depth=0, prompt_logprobs=True, logprobs=0))
         async with asyncio.timeout(_DONE_WITHIN_S):
             async for event in self._events:
@@ -128,6 +131,9 @@ class MeasuredTarget:
                     raise BenchError(f"the target refused a prompt: {event.message}")
                 if isinstance(event, RoundReport) and any(delta.finish for delta in event.deltas):
                     return
+
+    def _make_prompt(self, tokens: int) -> list[int]:
+        return [self._number % 7 + 40 + one % 50 for one in range(tokens)]
 
     def read_memory(self) -> list[tuple[int, int]]:
         """Return for each process of layers, where they are on this machine and their costs are known, the bytes that

@@ -138,7 +138,7 @@ async def _measure(
     async with TargetRun(local_cluster(), whole_config) as whole, TargetRun(cluster, cut_config) as cut:
         prompts = [whole.encode(text) for text in texts]
         unsharded, sharded = await _run_ways(whole, cut, prompts, max_tokens)
-        await cut.fill()
+        await cut.fill(_ROWS)
         memory = cut.read_memory()
     same_class = cut.ready.precision.class_fingerprint == whole.ready.precision.class_fingerprint
     return {
