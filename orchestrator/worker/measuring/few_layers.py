@@ -69,9 +69,8 @@ _Shape = tuple[tuple[int, ...], tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
     """In bytes: what each `layer` takes, a process with nothing of the model (`fixed`), and the largest forward without
-    logits (`workspace`). Of `fixed`, `start` is what a range of layers takes beside them. `ends`: of each of
-    device_profiles.measured.ENDS; beside the first what the `target`'s own process holds. `whole`: what all of it would
-    take at least, with the smallest KV cache that it is loaded with."""
+    logits (`workspace`). `ends`: of each of device_profiles.measured.ENDS; beside the first what the `target`'s own
+    process holds. `whole`: what all of it would take at least, with the smallest KV cache that it is loaded with."""
 
     layer: int
     ends: dict[str, int]
@@ -79,17 +78,16 @@ class LayerMemory:
     workspace: int
     whole: int
     target: int = 0
-    start: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
         return {"layer": self.layer, "fixed": self.fixed, **self.ends}
 
-    def count_layers(self, room_bytes: int, kv_bytes: int = 0, ranges: int = 1) -> int:
+    def count_layers(self, room_bytes: int, kv_bytes: int = 0) -> int:
         """Return how many layers one process has room for beside both ends, with nothing of the target's: each with so
-        much KV cache, in so many ranges."""
+        much KV cache. What it holds beside them it holds once, in however many ranges they are."""
         ends = sum(self.ends[end] for end in ("first", "last", "logits")) - self.target
-        beside = self.fixed + (ranges - 1) * self.start + self.workspace + ends
+        beside = self.fixed + self.workspace + ends
         return (room_bytes - beside) // max(1, self.layer + kv_bytes)
 
 
@@ -154,7 +152,7 @@ def find_few_layers(
         prepared_bytes = sum(path.stat().st_size for path in ready.prepared.iterdir() if path.is_file())
         uncached = ceil(_TIMES_CACHE * read_cache_bytes() * layers / max(1, prepared_bytes))
     options = replace(options, kv_cache_bytes=options.kv_cache_bytes // SHARES[-1])  # it holds short texts alone
-    held = memory.count_layers(room_bytes, options.kv_cache_bytes // layers, ranges=3)
+    held = memory.count_layers(room_bytes, options.kv_cache_bytes // layers)
     return FewLayers(ready, options, layers, choose_ranges(layers, held, uncached), memory)
 
 
@@ -324,4 +322,4 @@ def _compare_plans(plans: Sequence[MemoryPlan], layers: int, least_kv: int, targ
         "logits": last.workspace - single.workspace,
     }
     least = whole.total - whole.kv_cache + least_kv + target
-    return LayerMemory(layer, ends, single.process + none, single.workspace, least, target, none)
+    return LayerMemory(layer, ends, single.process + none, single.workspace, least, target)
