@@ -21,8 +21,7 @@ class MemoryCosts:
     are in memory for it. `graph_cache_copies`: the same of the keys and values that it is given. `tied_copies`: how
     often a head is besides that is the embedding, too. `rank_bytes`: what the process of each further rank of tensor
     parallelism holds beside its part. `kv_at_once`: all of the KV cache is in memory as soon as it is loaded, not as
-    far as it was used. `width_bytes`: the kernels that are kept for forwards of one number of rows. `widths`: how many
-    numbers are announced.
+    far as it was used. `width_bytes`: what is kept for forwards of one number of rows.
     """
 
     fixed_bytes: int
@@ -42,7 +41,6 @@ class MemoryCosts:
     rank_bytes: int = 0
     kv_at_once: bool = False
     width_bytes: int = 0
-    widths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +83,9 @@ class ModelShape:
 
 
 KV_CACHE: Final = "kv_cache"
+ANNOUNCED_WIDTHS: Final = 32
+"""Numbers of rows of forwards whose kernels are announced: those of decoding, and some prompts'. A worker that met more
+corrects the next plan. ADR 0157."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,6 @@ def plan_memory(
         kv_cache=kv_cache_bytes,
         workspace=int(row * batch_rows + logits)
         + costs.slot_bytes * slots
-        + costs.width_bytes * min(widths, costs.widths)
+        + costs.width_bytes * min(widths, ANNOUNCED_WIDTHS)
         + 4 * costs.scores_rows * model.heads * model.context_tokens,
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.contract import LoadedModel, Segment
+from device_profiles.memory import ANNOUNCED_WIDTHS
 
 # Token ids are taken from a thousand that every vocabulary has.
 _FIRST_TOKEN, _TOKENS = 5, 1000
 # Full batches: buffers that a runtime makes for a shape are there from its second forward on.
 _FULL_BATCHES = 2
-# Small numbers of rows, of which a runtime may keep kernels: as many as are announced for one (ADR 0157).
-_WIDTHS = 32
 
 
 def run_largest_forwards(model: LoadedModel, logits_rows: int) -> list[int]:
@@ -21,7 +20,7 @@ def run_largest_forwards(model: LoadedModel, logits_rows: int) -> list[int]:
     caps = model.capabilities
     rows, most = caps.max_batch_rows, min(logits_rows, caps.max_batch_rows)
     tokens = [_FIRST_TOKEN + index % _TOKENS for index in range(caps.max_context_tokens)]
-    widths = list(range(2, min(_WIDTHS, rows)))
+    widths = list(range(2, min(ANNOUNCED_WIDTHS, rows)))
     for width in widths:
         model.forward([Segment(0, 0, tokens[:width], (0, 1))])
     last = min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - rows

@@ -56,7 +56,6 @@ CPU_MEMORY = MemoryCosts(
     mlp_floats=2,
     hidden_floats=4,
     width_bytes=1_500_000,
-    widths=32,
 )
 # Of a graph's layer where there is no AMX. ADR 0148: with it two models on two processors are announced 5 and 7 % above
 # what they held, and were 8 and 18 %. ADR 0154: both figures, and rows of scores, without it.

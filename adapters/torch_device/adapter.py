@@ -52,6 +52,7 @@ _CPU_MEMORY = MemoryCosts(
     hidden_floats=8,
     rank_bytes=400 * MIB,
     kv_at_once=True,
+    width_bytes=2_400_000,
 )
 _SPINS = "1000"
 """How often a thread of torch looks for work before it sleeps.
