@@ -43,7 +43,7 @@ _EXACT_HEAD_DIM = 128
 """Measured (ADR 0008): with larger heads a row's bits depend on how many rows are in the call."""
 INSTALL = "outrider extras install onnx"
 # Weights are read once, those of an embedding as they are looked up. Buffers of a forward are not shared among layers.
-# ADR 0154.
+# ADR 0157.
 _CPU_MEMORY = MemoryCosts(
     fixed_bytes=30 * MIB,
     layer_bytes=800_000,

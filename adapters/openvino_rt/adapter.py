@@ -58,7 +58,7 @@ CPU_MEMORY = MemoryCosts(
     width_bytes=1_500_000,
 )
 # Of a graph's layer where there is no AMX. ADR 0148: with it two models on two processors are announced 5 and 7 % above
-# what they held, and were 8 and 18 %. ADR 0154: both figures, and rows of scores, without it.
+# what they held, and were 8 and 18 %. ADR 0157: both figures, and rows of scores, without it.
 _PLAIN_LAYER_BYTES, _PLAIN_SCORES_ROWS = 2_000_000, 64
 _AMX = "amx_tile"
 _GPU = "gpu"
