@@ -9,10 +9,7 @@ import pytest
 
 from device_profiles.memory import MeasuredMemory
 from device_profiles.store import ProfileStore
-from orchestrator.config.load import load_config
 from orchestrator.machine.process_memory import peak_rss_bytes
-from orchestrator.planning.profiling.work import list_work
-from orchestrator.worker.loading.shard_worker import measure_process_bytes
 from tests.support.daemon import Daemon, running
 
 ASK: dict[str, Any] = {"model": "small", "max_tokens": 30, "temperature": 0.0, "extra_body": {"ignore_eos": True}}
@@ -44,6 +41,7 @@ def test_layers_are_announced_by_what_the_last_ones_held(tmp_path: Path, first_l
     profiles = ProfileStore(tmp_path / "store" / "profiles")
     with running(config) as daemon:  # it prepares the model and tries its classes, which takes memory of its own
         use(daemon)
+    assert not list(profiles.memory())
     with running(config) as daemon:
         _, held = use(daemon)
         assert daemon.stop() == 0
@@ -57,8 +55,6 @@ def test_layers_are_announced_by_what_the_last_ones_held(tmp_path: Path, first_l
     with running(config) as daemon:
         announced, _ = use(daemon)
     assert announced == [whole_with_surplus(one) for one in (first, last)]
-    told = measure_process_bytes(list_work(load_config(config), tmp_path, ["openvino_rt:CPU"])[0].job.model)
-    assert told == pytest.approx(first.whole["process"], rel=0.1), "plans by few layers count it"
 
 
 def whole_with_surplus(measured: MeasuredMemory) -> int:

@@ -100,8 +100,9 @@ class _PreparedLayers:
         if plan is None:
             return LoadedLayers(shard)
         planned = correct_plan(plan, self._store.find_memory(known_by)).total
-        # What loads in other classes left is no part of what these layers take.
-        if not is_first or not is_processor(options.device):
+        # What preparing the model and loads in other classes left is no part of what these layers take.
+        made_here = self._found.prepared.stat().st_mtime >= psutil.Process().create_time()
+        if not is_first or made_here or not is_processor(options.device):
             return LoadedLayers(shard, planned)
         known_by = replace(known_by, format=shard.capabilities.weights.partition(" + ")[0])
         return LoadedLayers(shard, planned, MemoryMeter(self._store, known_by, predict, shard))
