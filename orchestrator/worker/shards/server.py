@@ -46,7 +46,7 @@ class LoadedLayers(NamedTuple):
     planned_bytes: int = 0
     memory: MemoryMeter | None = None
 
-    def forward(self, batch: Sequence[Segment], hidden: wire.Rows | None) -> ShardResult:
+    def run_forward(self, batch: Sequence[Segment], hidden: wire.Rows | None) -> ShardResult:
         """See adapters.contract.CountedShard.forward_layers."""
         computed = self.shard.forward_layers(batch, hidden)
         if self.memory is not None:
@@ -190,7 +190,7 @@ class _ServedTarget:
                 known = (shard.spec, shard.capabilities, shard.block_rules, forks, loaded.planned_bytes)
                 return wire.Loaded(*known), None
             case wire.Forward():
-                computed = self._find(call.shard).forward([segment.unpack() for segment in question.batch], rows)
+                computed = self._find(call.shard).run_forward([segment.unpack() for segment in question.batch], rows)
                 return wire.Computed(computed.device_ms), computed.output
             case wire.Attach():
                 return wire.Attached(self._find(call.shard).shard.attach(question.slot, question.tokens)), None
