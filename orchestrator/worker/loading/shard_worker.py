@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,7 @@ from orchestrator.fitting.profile_keys import profiles_in
 from orchestrator.machine.devices import class_mark_of, device_name, effective_device, find_device, threads_on
 from orchestrator.protocol.contract import NODE_ADDRESS
 from orchestrator.protocol.events import Progress
-from orchestrator.protocol.load_options import ModelOptions, ShardWorkerOptions
-from orchestrator.worker.loading.child_work import run_child
+from orchestrator.protocol.load_options import ShardWorkerOptions
 from orchestrator.worker.loading.memory import MemoryMeter, predict_memory
 from orchestrator.worker.loading.pipeline import check_whole_runtime
 from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part
@@ -40,14 +38,6 @@ def build_shard_engine(options: dict[str, Any]) -> ShardEngine:
         return _PreparedLayers(settings, prepared, host)
 
     return ShardEngine(prepare, host)
-
-
-def measure_process_bytes(model: ModelOptions) -> int:
-    """Return what a process of a prepared model's layers holds before it has any, by one that is started for that; what
-    this one holds where it tells nothing."""
-    done = run_child([sys.executable, "-m", __name__], msgspec.json.encode(model), lambda cpu_s: None)
-    lines = done.output.split()
-    return int(lines[-1]) if lines else _measure_own_bytes()
 
 
 def _measure_own_bytes() -> int:
@@ -133,9 +123,3 @@ class _PreparedLayers:
             slots=options.slots,
             layers=layers.end - layers.first,
         )
-
-
-if __name__ == "__main__":
-    settings = ShardWorkerOptions(msgspec.json.decode(sys.stdin.buffer.read(), type=ModelOptions), across_hosts=False)
-    layers = _PreparedLayers(settings, prepare_part(settings.model, silent), "")
-    sys.stdout.write(f"\n{_measure_own_bytes()}\n")

@@ -46,7 +46,6 @@ from orchestrator.worker.loading.memory import predict_memory
 from orchestrator.worker.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.worker.loading.pipeline import PipelineLoader, PlacedLayers, check_whole_runtime
 from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part
-from orchestrator.worker.loading.shard_worker import measure_process_bytes
 from orchestrator.worker.measuring.steps import Steps, fit_forwards
 from policies.models.kv_shares import SHARES
 
@@ -142,9 +141,6 @@ def find_few_layers(
         raise ModelRefused(f"{needed}; {adapter.name} runs whole models only")
     if layers < _LEAST_LAYERS:
         raise ModelRefused(f"{needed}; it has {layers} layers, too few to measure some of them")
-    if is_processor(options.device):
-        trim_heap()  # what has been measured of the device fills this process
-        room_bytes -= max(0, psutil.Process().memory_info().rss - memory.fixed)
     if memory.count_layers(room_bytes) < _LEAST_LAYERS:
         raise ModelRefused(f"{needed}; {_LEAST_LAYERS} of its {layers} layers have no room either")
     uncached = 0
@@ -273,7 +269,8 @@ def _predict_layers(
 ) -> LayerMemory:
     """Return what ranges of a model's layers take, as their runtime's costs say; by the size of what is prepared where
     these are not known."""
-    process = measure_process_bytes(model) if is_processor(options.device) else 0
+    trim_heap()  # what measuring has left is no part of a shard's process
+    process = psutil.Process().memory_info().rss if is_processor(options.device) else 0
     least_kv = model.kv_cache_bytes // SHARES[-1]
     adapter = check_whole_runtime(ready.adapter)
     spec = check_model(ready.file, adapter.name) if ready.file is not None else None
