@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class ServedClass:
     """The numerical class that a model runs in. `place`: on what hardware and runtime, and of what the operator leaves
-    open; `others`: those that passed there, too."""
+    open; `others`: those that passed there, too, or were not tried."""
 
     place: str
     name: str

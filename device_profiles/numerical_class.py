@@ -71,7 +71,7 @@ class ClassFinding:
     `decode_ms`: (rows, milliseconds) of a forward of one sequence; `prefill_ms`: of a prompt of `prefill_tokens`.
     `rounds_ms`: `mixed_ms` of each round of timing, of which each had every class in turn.
     `agreement`: share of the greedy choices of a float32 reference over the file's values, None where there is none.
-    `load_s`: loading the model.
+    `load_s`: loading the model. `tried`: False where another one had passed by then, and trying took its time.
     """
 
     numerical_class: NumericalClass
@@ -84,6 +84,7 @@ class ClassFinding:
     agreement: float | None = None
     load_s: float = 0.0
     rounds_ms: tuple[float, ...] = ()
+    tried: bool = True
 
     @property
     def mixed_ms(self) -> float:

@@ -68,6 +68,7 @@ FailureKind = Literal[
     "network",
     "endpoint",
     "unlike",
+    "other_class",
     "hung",
     "unknown",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from adapters.model_identity import ModelIdentity
+from adapters.model_identity import ModelIdentity, ServedClass
 from orchestrator.protocol.contract import WorkerSpec
 
 _KEY: Final = "identity"
@@ -15,21 +17,31 @@ _OF_A_MODEL: Final = frozenset({"source", "store", _KEY})
 """Keys that the options of a model have, and no others (protocol.load_options.ModelOptions)."""
 
 
-def pin_options(options: Mapping[str, Any], known: Mapping[str, ModelIdentity]) -> dict[str, Any]:
-    """Return options with the identities that are known, in place of none, or of equal ones."""
+Classes = Mapping[str, list[ServedClass]]
+"""In which numerical classes models are served, by the digest of their content."""
+
+
+def pin_options(
+    options: Mapping[str, Any], known: Mapping[str, ModelIdentity], classes: Classes = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return options with the identities that are known, where they have none, and with the classes that are served."""
 
     def pin(model: dict[str, Any]) -> dict[str, Any]:
-        identity, own = known.get(model["source"]), model[_KEY]
-        if identity is None or (own is not None and msgspec.convert(own, ModelIdentity) != identity):
+        own = model[_KEY]
+        identity = known.get(model["source"]) if own is None else msgspec.convert(own, ModelIdentity)
+        if identity is None:
             return model
-        return {**model, _KEY: msgspec.to_builtins(identity)}
+        served = classes.get(identity.digest, identity.classes)
+        return {**model, _KEY: msgspec.to_builtins(replace(identity, classes=served))}
 
     return dict(_map_models(options, pin))
 
 
-def pin_spec(spec: WorkerSpec, known: Mapping[str, ModelIdentity]) -> WorkerSpec:
-    """Return how a worker and its parts are started where some identities are known."""
-    return _map_spec(spec, lambda options: pin_options(options, known)) if known else spec
+def pin_spec(
+    spec: WorkerSpec, known: Mapping[str, ModelIdentity], classes: Classes = MappingProxyType({})
+) -> WorkerSpec:
+    """Return how a worker and its parts are started where some identities are known, and classes that are served."""
+    return _map_spec(spec, lambda options: pin_options(options, known, classes)) if known or classes else spec
 
 
 def drop_identities(spec: WorkerSpec) -> WorkerSpec:

@@ -116,19 +116,40 @@ def serve_in(name: str, *others: str, place: str = "AMD EPYC; openvino_rt") -> R
 def test_equal_devices_run_a_model_in_the_class_of_the_first() -> None:
     """Each measured what its classes cost, and noise decided: so their streams could not go on with each other."""
     identities = ModelIdentities()
-    assert not identities.learn(model_spec(), serve_in("bf16", "fp32"))
-    why = identities.learn(model_spec(), serve_in("fp32", "bf16"))
+    assert not identities.agree(serve_in("bf16", "fp32", "bf16"))
+    why = identities.agree(serve_in("fp32", "bf16"))
     assert "runs in fp32" in why
     assert "in bf16; the next worker does, too" in why
-    pinned = identities.pin(model_spec())
-    assert [served.name for served in list_pinned(pinned.options)["m.gguf"].classes] == ["bf16"]
-    assert not identities.learn(model_spec(), serve_in("bf16"))
-    assert not identities.learn(model_spec(), serve_in("fp32")), "bf16 does not hold there"
-    assert not identities.learn(model_spec(), serve_in("fp32", "bf16", place="Xeon; openvino_rt"))
-    pinned = identities.pin(model_spec(FIRST))
-    places = [(served.place, served.name) for served in list_pinned(pinned.options)["m.gguf"].classes]
-    assert places == [("AMD EPYC; openvino_rt", "bf16"), ("Xeon; openvino_rt", "fp32")]
+    assert not identities.agree(serve_in("bf16"))
+    assert not identities.agree(serve_in("fp32")), "bf16 does not hold there"
+    assert not identities.agree(serve_in("fp32", "bf16", place="Xeon; openvino_rt"))
+    for told in (None, FIRST, replace(FIRST, name="a link")):  # learnt, or named by a reload
+        if told is None:
+            assert not identities.learn(model_spec(), serve_in("bf16"))
+        pinned = list_pinned(identities.pin(model_spec(told)).options)["m.gguf"]
+        assert pinned.name == (told or FIRST).name
+        places = [(served.place, served.name) for served in pinned.classes]
+        assert places == [("AMD EPYC; openvino_rt", "bf16"), ("Xeon; openvino_rt", "fp32")]
     assert not list_pinned(identities.pin(model_spec(OTHER)).options)["m.gguf"].classes, "of another content"
+
+
+def test_a_worker_in_another_class_is_exchanged_once_and_is_no_loss() -> None:
+    def serve(name: str, *others: str) -> ModelIdentity:
+        return serve_in(name, *others).model.identities[0]
+
+    target = Target(2, max_restarts=0)
+    first, second = (action.worker for action in target.started if isinstance(action, StartWorker))
+    target.make_ready(first, serve("bf16"))
+    ended = target.make_ready(second, serve("fp32", "bf16"))
+    assert [action.worker for action in ended if isinstance(action, StopWorker)] == [second]
+    actions = target.lose(second)
+    assert [action.after_s for action in actions if isinstance(action, StartWorker)] == [0.0]
+    assert not target.state.losses
+    target.make_ready(second, serve("fp32", "bf16"))
+    actions = target.lose(second)
+    assert [action.after_s for action in actions if isinstance(action, StartWorker)] == [60.0], "it did not change"
+    target.make_ready(second, serve("bf16"))
+    assert [replica.state.phase for replica in target.state.replicas.list_all()] == ["ready", "ready"]
 
 
 class Target:

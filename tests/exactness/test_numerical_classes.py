@@ -160,6 +160,19 @@ def test_where_nothing_is_converted_a_model_serves_after_a_short_check_and_a_lat
     assert refreshed.class_fingerprint == target.class_fingerprint
 
 
+def test_where_others_serve_the_short_check_is_of_their_class(tmp_path):
+    options = write_tiny_config(tmp_path)
+    target, _ = load(options)
+    profiles = tmp_path / "store" / "profiles"
+    (profiles / "classes").rename(profiles / "before")
+    served = target.identity.classes[0]
+    pinned = msgspec.structs.replace(options.model, identity=target.identity)
+    agreed, tried = load(msgspec.structs.replace(options, model=pinned))
+    assert tried == [served.name]
+    assert agreed.classes.finding.why == "sane, bits do not depend on the batch in a short check"
+    assert (served.others, agreed.identity.classes) == ([], [served])
+
+
 def test_whoever_did_not_come_back_from_a_short_check_is_followed_by_one_in_a_process_of_its_own(tmp_path):
     options = write_tiny_config(tmp_path)
     target, _ = load(options)
@@ -243,6 +256,18 @@ def test_a_class_in_which_others_serve_and_that_does_not_hold_here_is_not_taken(
     failed = str(target.classes.rejected[0].numerical_class)
     agreed, tried = load(serve_beside(options, target.classes, failed))
     assert (tried, agreed.class_fingerprint) == ([], target.class_fingerprint)
+
+
+def test_a_class_that_was_left_out_for_time_is_tried_where_others_serve_in_it(tmp_path):
+    options = options_of(tmp_path)
+    target, _ = load(options)
+    late = ClassFinding(WIDE, False, "not tried", tried=False)
+    store = ProfileStore(tmp_path / "store" / "profiles")
+    store.save(dataclasses.replace(target.classes, findings=(target.classes.finding, late)))
+    told, _ = load(options)
+    assert told.class_fingerprint == target.class_fingerprint
+    agreed, tried = load(serve_beside(options, target.classes, str(WIDE)))
+    assert (tried, agreed.model.capabilities.numerical_class) == ([str(WIDE)], WIDE)
 
 
 def test_of_two_classes_that_passed_the_one_in_which_others_serve_is_taken(tmp_path):

@@ -353,7 +353,7 @@ def _tell_class(
     """Return a model's identity with the class that it runs in, where its device is known."""
     if identity is None or question is None or not question.fingerprint or classes is None or classes.finding is None:
         return identity
-    others = [str(finding.numerical_class) for finding in classes.rejected if finding.passed]
+    others = [str(finding.numerical_class) for finding in classes.rejected if finding.passed or not finding.tried]
     return replace(identity, classes=[ServedClass(question.place, str(classes.finding.numerical_class), others)])
 
 

@@ -112,9 +112,10 @@ def load_in_class(
                 return model, known
             model.close()
             progress("bits are not those that were measured: find the numerical class again", -1.0)
-        beside = None if refresh else _find_served(question) or _find_beside(profiles, question)
-        if question.soon and not refresh and beside is None:
-            loaded = _try_first(profiles, question, progress)
+        served = None if refresh else _find_served(question)
+        beside = served or (None if refresh else _find_beside(profiles, question))
+        if question.soon and not refresh and beside is served:
+            loaded = _try_first(profiles, question, progress, served)
             if loaded is not None:
                 return loaded
         if isinstance(question.adapter, FilesInPlace):
@@ -128,12 +129,12 @@ def load_in_class(
 
 
 def _try_first(
-    profiles: ProfileStore, question: ClassQuestion, progress: Progress
+    profiles: ProfileStore, question: ClassQuestion, progress: Progress, served: NumericalClass | None
 ) -> tuple[LoadedModel, MeasuredClasses] | None:
-    """Load a model in its first class, and return it where that passes a short check; None where it does not, or where
-    an earlier process did not come back from trying."""
+    """Load a model in the class in which others serve, else in its first, and return it where that passes a short
+    check; None where it does not, or where an earlier process did not come back from trying."""
     mark = profiles.directory / f"{question.fingerprint}-{question.model_digest}-{question.adapter.name}.tried"
-    first = list_classes(question.adapter, question.prepared, question.options)[0][0]
+    first = served or list_classes(question.adapter, question.prepared, question.options)[0][0]
     with suppress(OSError):
         if mark.exists():
             return None
@@ -209,7 +210,7 @@ def _try_tier(
         for candidate in tier:
             if trials.any_passed and clock.monotonic_s() > until_s:
                 trials.findings.append(
-                    ClassFinding(candidate, False, "not tried: a class passed, and trying took its time")
+                    ClassFinding(candidate, False, "not tried: a class passed, and trying took its time", tried=False)
                 )
                 continue
             if not (together and trials.leave_room()):
@@ -279,7 +280,7 @@ def _find_agreed(profiles: ProfileStore, question: ClassQuestion) -> MeasuredCla
     known, served = _find_known(profiles, question), question.served_class
     if known is None or not served or known.finding is None or str(known.finding.numerical_class) == served:
         return known
-    tried = {str(finding.numerical_class) for finding in known.findings}
+    tried = {str(finding.numerical_class) for finding in known.findings if finding.tried}
     if served not in tried and _find_served(question) is not None:
         return None
     agreed = known.prefer(served)

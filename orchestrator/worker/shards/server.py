@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from adapters.contract import (
@@ -54,14 +55,16 @@ class LoadedLayers(NamedTuple):
             self.memory.observe_forward(sum(len(segment.tokens) for segment in batch), wanted, len(batch))
         return computed
 
-    def note_held(self) -> None:
-        """Keep what this process held at most. To be called when a sequence has ended: it may write a file."""
+    def note_held(self, *, idle: bool = False) -> None:
+        """Keep what this process held at most; it may write a file, `idle` or now and then. What hinders that is no
+        matter of the layers."""
         if self.memory is not None:
-            self.memory.observe_held(peak_rss_bytes(), idle=True, now_s=time.monotonic())
+            with suppress(AdapterError, OSError):
+                self.memory.observe_held(peak_rss_bytes(), idle=idle, now_s=time.monotonic())
 
     def close(self) -> None:
         """Give back what the layers hold. Idempotent."""
-        self.note_held()
+        self.note_held(idle=True)
         self.shard.close()
 
 

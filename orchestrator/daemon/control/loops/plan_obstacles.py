@@ -145,15 +145,18 @@ class PlanObstacles:
 
 
 def find_places(first: PlanProposal, spec: WorkerSpec) -> set[Place]:
-    """Return where a worker runs. Of a target in layer shards nobody knows which runtime it is."""
+    """Return where a worker runs, and of one on a single device the groups of ranks that this one is in. Of a target in
+    layer shards nobody knows which runtime it is."""
     model = spec.options.get("model", {})
     if model.get("shards"):
         return set()
     runtime, host, ranks = model.get("adapter", ""), spec.node or THIS_NODE, model.get("tensor_parallel", 1)
-    return {
-        (device.id, runtime)
+    used = {
+        device.id
         for device in first.cluster.devices
         if device.host == host
         and max(1, len(device.ranks)) == ranks
         and is_same_device(device.name_for(runtime), spec.device)
     }
+    groups = {device.id for device in first.cluster.devices if not used.isdisjoint(device.ranks)}
+    return {(device, runtime) for device in used | groups}

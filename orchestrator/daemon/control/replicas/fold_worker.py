@@ -52,7 +52,7 @@ _HOST_TRIES = 2
 def fold_worker_event(state: State, replica: Replica, event: WorkerEvent, now_s: float) -> list[Action]:
     match event:
         case WorkerStarted():
-            if replica.life.running:
+            if not replica.life.coming:
                 replica.state.where = event.where
                 return []
             replica.observe_start(event.where, now_s)
@@ -83,6 +83,8 @@ def _hear(state: State, replica: Replica, message: Event, now_s: float) -> list[
     chosen: list[Action] = []
     if why := state.identities.learn(replica.spec, message):
         return replica.life.end(Failed(why, restartable=True))
+    if why := state.identities.agree(message):
+        return replica.life.end(Failed(why, restartable=True, kind="other_class"))
     if isinstance(message, Ready):
         replica.forget_prompts(message)
         replica.state.start_s = now_s - replica.state.due_s
@@ -192,7 +194,8 @@ def _fold_retuned(state: State, replica: Replica, answer: Retuned) -> list[Actio
 
 def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
     """A replica's worker is of no use any more, whatever is left of its process: its streams are due again. One that
-    was refused, or is to rest, is no loss: neither its streams nor its device nor its host are to blame."""
+    was refused, is to rest, or is to run in another class is no loss. Neither its streams nor its device nor its host
+    are to blame."""
     if replica.death is not None:
         return []
     replica.death = state.blame.number_death()
@@ -204,14 +207,14 @@ def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_
     cause, kind = replica.life.explain(cause, kind)
     replica.state.mark_worker_lost(cause)
     if not state.replicas.closed:
-        if not replica.life.refused:
+        if not (replica.life.refused or replica.life.exchanged):
             charged = list_parts(replica.spec, first=True)
             state.health.observe_loss(replica.name, charged, kind, replica.life.failure_kind, cause, now_s)
         state.standbys.observe_lost(replica)
     if state.replicas.closed or replica.rank not in (Rank.SERVING, Rank.RETIRING):
         return []
     seen = state.router.recall_streams(replica, now_s)
-    if replica.life.refused:
+    if replica.life.refused or replica.life.exchanged:
         return []
     state.losses[replica.engine, kind] += 1
     convicted = state.blame.observe_death(replica.death, kind, cause, seen, now_s)

@@ -10,9 +10,8 @@ give them unlike bits. No effects.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from adapters.model_identity import ModelIdentity
+from adapters.model_identity import ModelIdentity, ServedClass
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DraftReady
 from orchestrator.protocol.events import Event, Retuned
@@ -21,10 +20,11 @@ from orchestrator.protocol.ready import Ready
 
 
 class ModelIdentities:
-    """What is known, by source."""
+    """What is known of content by source, and of classes by the content's digest."""
 
     def __init__(self) -> None:
         self._known: dict[str, ModelIdentity] = {}
+        self._classes: dict[str, list[ServedClass]] = {}
 
     @property
     def known(self) -> Mapping[str, ModelIdentity]:
@@ -40,29 +40,27 @@ class ModelIdentities:
         for identity in identities:
             if identity.source not in wanted:
                 self._known.setdefault(identity.source, identity)
-        return describe_difference(identities, self._known | wanted) or self._learn_classes(identities)
+        return describe_difference(identities, self._known | wanted)
 
-    def _learn_classes(self, identities: Sequence[ModelIdentity]) -> str:
-        """Note in which class each model runs in each place, as the first worker there says it. Returns what another
-        one has chosen where it might as well run in that one, "" where it does or may not."""
-        for identity in identities:
-            known = self._known.get(identity.source)
-            if known is None or known.digest != identity.digest:
-                continue
-            first = {served.place: served.name for served in known.classes}
+    def agree(self, event: Event) -> str:
+        """A target's worker said something: note in which class it runs its models, where none on such devices has said
+        it before. Returns how it differs from that one though it might do as well, "" where it does not or may not."""
+        for identity in list_told(event):
+            known = self._classes.setdefault(identity.digest, [])
+            first = {served.place: served.name for served in known}
             for served in identity.classes:
-                name = first.get(served.place, served.name)
-                if name in served.others:
+                name = first.get(served.place)
+                if name is None:
+                    known.append(served)
+                elif name != served.name and name in served.others:
                     return f"it runs in {served.name}, and others on such devices in {name}; the next worker does, too"
-            fresh = [served for served in identity.classes if served.place not in first]
-            self._known[identity.source] = replace(known, classes=[*known.classes, *fresh])
         return ""
 
     def pin(self, spec: WorkerSpec) -> WorkerSpec:
-        return pin_spec(spec, self._known)
+        return pin_spec(spec, self._known, self._classes)
 
     def pin_options(self, options: Mapping[str, object]) -> dict[str, object]:
-        return pin_options(options, self._known)
+        return pin_options(options, self._known, self._classes)
 
 
 def list_told(event: Event) -> list[ModelIdentity]:

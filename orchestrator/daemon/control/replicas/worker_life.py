@@ -78,6 +78,7 @@ class WorkerLife:
     _closed: bool = False
     _resting: bool = False
     _ended_here: bool = False
+    _was_exchanged: bool = False
     _failure: Failed | None = None
     on_change: Callable[[], object] = tell_nobody
     _stage: Stage = field(default=Stage.IDLE, init=False)
@@ -112,6 +113,11 @@ class WorkerLife:
         if failure is None or failure.restartable:
             return False
         return not self.served or failure.kind == "model_replaced"
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether its worker was ended for one that runs the model in another numerical class: no loss, but once."""
+        return self.failure_kind == "other_class" and not self._was_exchanged
 
     @property
     def coming(self) -> bool:
@@ -215,6 +221,10 @@ class WorkerLife:
             return Loss(cause)
         if failure is not None and self.refused:
             return Loss(cause, failure=self._name_host(failure.message))
+        if self.exchanged:
+            self._was_exchanged = True
+            line = LogLine("info", "%s is started again: %s", (self.title, cause))
+            return Loss(cause, restart=cause, actions=(line, self._start(0.0)))
         smallest = find_next_share(self.memory_share) is None
         if hopeless and smallest and kind == "memory":
             return Loss(
