@@ -208,7 +208,7 @@ class PagedModel(PooledModel):
         self._set_inputs(rows, wanted + wanted[-1:] * (least_outputs - len(wanted)))
         started = time.perf_counter()
         try:
-            self._request.infer(share_outputs=True)
+            self._request.infer()
         except FAILURES as error:
             failure = classify_openvino_failure(error)
             if isinstance(failure, OutOfMemory):
