@@ -20,11 +20,12 @@ from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.abilities import BEGUN_GRAMMAR, list_needs
 from orchestrator.protocol.commands import Grammar, Submit
 from policies.sampling import Dry, Sampling
-from tests.control.test_controller import PROMPT, at_once, workers
+from tests.control.test_controller import PROMPT, at_once
 from tests.control.test_replicas import LIMITS, kill, list_generated, replicas
 from tests.support import engines
 from tests.support.ready import PLAIN, change_ready
 from tests.support.waiting import until_async
+from tests.support.workers import list_workers
 
 SCHEMA = Grammar("json_schema", "{}")
 ENDS = [999]
@@ -41,7 +42,7 @@ async def running(*options: dict[str, Any]) -> AsyncIterator[TargetControl]:
         yield control
     finally:
         await control.close()
-        assert not workers()
+        assert not list_workers()
 
 
 async def ask(control: TargetControl, key: str, tokens: int = 10, **fields: Any) -> list[int]:

@@ -11,7 +11,6 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from orchestrator.clock import SystemClock
@@ -25,6 +24,7 @@ from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.support import engines
 from tests.support.engines import Gate
 from tests.support.waiting import until_async
+from tests.support.workers import list_workers
 
 PROMPT = [1, 2, 3]
 LIMITS = ControlLimits(max_running=4, max_waiting=8, max_restarts=5)
@@ -46,12 +46,6 @@ def control_over(
     return TargetControl(LocalCluster(), [engines.spec(**options)], limits, SystemClock(), sleep)
 
 
-def workers() -> list[psutil.Process]:
-    """This process's workers; other tests may have left children of other kinds, and some that nobody waited for."""
-    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in children if "orchestrator.worker.local_host" in child.cmdline()]
-
-
 @asynccontextmanager
 async def running(
     limits: ControlLimits = LIMITS, sleep: Callable[[float], Awaitable[None]] = at_once, **options: Any
@@ -64,7 +58,7 @@ async def running(
         yield control
     finally:
         await control.close()
-        assert not workers()
+        assert not list_workers()
 
 
 async def decode(control: TargetControl, key: str, prompt: list[int], count: int) -> list[int]:
@@ -432,7 +426,7 @@ async def test_close_ends_streams_and_can_come_at_any_time() -> None:
         await control.start()
         await asyncio.sleep(pause_s)
         await control.close()
-        assert not workers()
+        assert not list_workers()
 
 
 async def test_close_in_the_middle_of_a_restart_leaves_nothing() -> None:

@@ -26,6 +26,7 @@ from tests.support import drafted, drafters
 from tests.support.loops import decode as decode_here
 from tests.support.loops import loop_over, toy
 from tests.support.waiting import until_async
+from tests.support.workers import list_workers
 
 # Its depth is fixed: whether drafts pay depends on what else runs here.
 SUBMIT = Submit("a", [60, 32, 101], 200, sampling=Sampling(0.8, seed=3), depth=12)
@@ -63,7 +64,7 @@ async def running(
         yield control
     finally:
         await control.close()
-        assert not [one for one in psutil.Process().children() if "orchestrator.worker.local_host" in one.cmdline()]
+        assert not list_workers()
 
 
 def draft_of(control: TargetControl) -> DraftView:

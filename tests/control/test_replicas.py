@@ -24,11 +24,12 @@ from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.failover.standby import FailoverRules
-from tests.control.test_controller import PROMPT, WITHIN_S, at_once, decode, refusal, workers
+from tests.control.test_controller import PROMPT, WITHIN_S, at_once, decode, refusal
 from tests.control.test_controller import gate as gate
 from tests.support import engines
 from tests.support.engines import Gate
 from tests.support.waiting import until_async
+from tests.support.workers import list_workers
 
 LIMITS = ControlLimits(max_running=4, max_waiting=8, max_restarts=5)
 LONG_PROMPT = list(range(640))
@@ -52,7 +53,7 @@ async def running(
         yield control
     finally:
         await control.close()
-        assert not workers()
+        assert not list_workers()
 
 
 def replicas(control: TargetControl) -> tuple[ReplicaView, ...]:
@@ -206,7 +207,7 @@ async def test_where_all_are_to_be_alike_a_replica_whose_tokens_would_differ_tak
         assert "activations" in failed.detail
         assert "model.alike is true" in failed.detail
         assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
-        await until_async(lambda: len(workers()) == 1)
+        await until_async(lambda: len(list_workers()) == 1)
 
 
 async def read_groups(control: TargetControl, name: str, count: int) -> list[tuple[int, str]]:
@@ -300,7 +301,7 @@ async def test_replicas_become_more_and_fewer_while_streams_go_on() -> None:
         await until_async(lambda: replicas(control)[1].streams > 0)
         assert await control.change(some("c", step_s=0.003), []) == [0]
         assert [(one.name, one.phase) for one in replicas(control)] == [("target-0", "ready")]
-        assert len(workers()) == 1
+        assert len(list_workers()) == 1
         assert await control.change(some("d", "e", step_s=0.003), []) == [0, 1]
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 1000) for n in range(6)]
         view = control.view()
@@ -318,7 +319,7 @@ async def test_what_cannot_serve_beside_the_others_changes_nothing() -> None:
                 [*stays, *some("good", step_s=0.001, activations="bf16"), *some("bad", fail_start="final")], []
             )
         assert [one.name for one in replicas(control)] == ["target-0", "target-1"]
-        assert len(workers()) == 2
+        assert len(list_workers()) == 2
         assert await task == engines.tokens(PROMPT, 200)
 
 
@@ -334,7 +335,7 @@ async def test_a_replica_is_replaced_while_streams_go_on(count: int) -> None:
         assert before.ready is not None
         assert after.ready is not None
         assert (after.name, after.ready.slots, after.ready.device.full_name) == ("target-0.2", 7, "new")
-        assert len(workers()) == count
+        assert len(list_workers()) == count
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 150) for n in range(4)]
         view = control.view()
         assert (view.totals.generated, view.totals.restarts) == (4 * 150, 0)
@@ -346,7 +347,7 @@ async def test_a_replacement_that_does_not_start_leaves_the_old_one() -> None:
         with pytest.raises(WorkerError, match="cannot serve: no such device"):
             await control.change([engines.spec(fail_start="final")], [])
         assert await task == engines.tokens(PROMPT, 100)
-        assert len(workers()) == 1
+        assert len(list_workers()) == 1
 
 
 async def test_streams_of_a_replica_that_stops_go_on_at_once_elsewhere() -> None:
@@ -375,9 +376,9 @@ async def test_streams_stay_with_a_replica_of_another_kind_that_is_replaced_unti
         )
         assert await decode(control, "new", [4], 5) == engines.tokens([4], 5)
         assert replicas(control)[0].totals.generated < tokens
-        assert len(workers()) == 2
+        assert len(list_workers()) == 2
         assert old is not None
         os.kill(old.pid, signal.SIGKILL)  # it is started again: nobody else says what it says
         assert await task == engines.tokens(PROMPT, tokens)
         await asyncio.wait_for(replaced, WITHIN_S)
-        assert len(workers()) == 1
+        assert len(list_workers()) == 1

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import psutil
 
 from orchestrator.errors import ClusterAway
 from orchestrator.protocol.contract import Cluster, Worker
@@ -24,6 +25,14 @@ def rays_environment() -> dict[str, str]:
     """The variables that Ray reads, but for one that importing it sets."""
     names = [name for name in os.environ if name.startswith("RAY_") and name != "RAY_CLIENT_MODE"]
     return {name: os.environ[name] for name in (*names, "PYTHONBREAKPOINT") if name in os.environ}
+
+
+def list_workers() -> list[psutil.Process]:
+    """Return this process's workers in the order in which they began. Other tests may have left children of other
+    kinds, and some that nobody waited for."""
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    running = [child for child in children if "orchestrator.worker.local_host" in child.cmdline()]
+    return sorted(running, key=lambda child: (child.create_time(), child.pid))
 
 
 @asynccontextmanager

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import pytest
 import structlog
 
@@ -26,7 +25,7 @@ from orchestrator.protocol.frames import encode
 from orchestrator.protocol.ready import Ready
 from tests.support import engines
 from tests.support.waiting import RunningTime
-from tests.support.workers import is_gone, start_worker, tokens_until
+from tests.support.workers import is_gone, list_workers, start_worker, tokens_until
 
 pytestmark = pytest.mark.asyncio
 
@@ -207,6 +206,4 @@ async def test_a_worker_that_was_started_ahead_of_another_one_ends_and_so_does_o
 
 def list_children() -> list[int]:
     """Return the workers of this process that run, in the order in which they began."""
-    children = psutil.Process().children()
-    running = [one for one in children if "orchestrator.worker.local_host" in one.cmdline()]
-    return [one.pid for one in sorted(running, key=lambda one: (one.create_time(), one.pid))]
+    return [worker.pid for worker in list_workers()]

@@ -66,7 +66,9 @@ def build_fleet(
     every_device: bool = False,
 ) -> Fleet:
     """Return the fleet of a sketch. `every_device`: each host is planned by itself, so that a slow one has work beside
-    fast ones; where all are to be `alike`, those of one group stay. Raises ConfigError or PlanError."""
+    fast ones; where all are to be `alike`, those of one group stay. A replica has one device, so no layers are split
+    over ranks. Raises ConfigError or PlanError."""
+    asked = replace(asked, target=replace(asked.target, splits=()))
     builder = _Builder(asked, acceptance, limits, speculates)
     devices = sum(host.count * sum(one.count for one in host.devices) for host in sketch.hosts)
     if devices <= _PLANNED_WHOLE and not every_device:
