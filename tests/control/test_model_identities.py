@@ -123,11 +123,11 @@ def test_equal_devices_run_a_model_in_the_class_of_the_first() -> None:
     assert not identities.agree(serve_in("bf16"))
     assert not identities.agree(serve_in("fp32")), "bf16 does not hold there"
     assert not identities.agree(serve_in("fp32", "bf16", place="Xeon; openvino_rt"))
-    for told in (None, FIRST, replace(FIRST, name="a link")):  # learnt, or named by a reload
-        if told is None:
+    for identity in (None, FIRST, replace(FIRST, name="a link")):  # learnt, or named by a reload
+        if identity is None:
             assert not identities.learn(model_spec(), serve_in("bf16"))
-        pinned = list_pinned(identities.pin(model_spec(told)).options)["m.gguf"]
-        assert pinned.name == (told or FIRST).name
+        pinned = list_pinned(identities.pin(model_spec(identity)).options)["m.gguf"]
+        assert pinned.name == (identity or FIRST).name
         places = [(served.place, served.name) for served in pinned.classes]
         assert places == [("AMD EPYC; openvino_rt", "bf16"), ("Xeon; openvino_rt", "fp32")]
     assert not list_pinned(identities.pin(model_spec(OTHER)).options)["m.gguf"].classes, "of another content"

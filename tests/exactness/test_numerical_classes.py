@@ -264,8 +264,8 @@ def test_a_class_that_was_left_out_for_time_is_tried_where_others_serve_in_it(tm
     late = ClassFinding(WIDE, False, "not tried", tried=False)
     store = ProfileStore(tmp_path / "store" / "profiles")
     store.save(dataclasses.replace(target.classes, findings=(target.classes.finding, late)))
-    told, _ = load(options)
-    assert told.class_fingerprint == target.class_fingerprint
+    kept, _ = load(options)
+    assert kept.class_fingerprint == target.class_fingerprint
     agreed, tried = load(serve_beside(options, target.classes, str(WIDE)))
     assert (tried, agreed.model.capabilities.numerical_class) == ([str(WIDE)], WIDE)
 

@@ -68,17 +68,17 @@ def build_fleet(
     """Return the fleet of a sketch. `every_device`: each host is planned by itself, so that a slow one has work beside
     fast ones; where all are to be `alike`, those of one group stay. A replica has one device, so no layers are split
     over ranks. Raises ConfigError or PlanError."""
-    asked = replace(asked, target=replace(asked.target, splits=()))
-    builder = _Builder(asked, acceptance, limits, speculates)
+    request = replace(asked, target=replace(asked.target, splits=()))
+    builder = _Builder(request, acceptance, limits, speculates)
     devices = sum(host.count * sum(one.count for one in host.devices) for host in sketch.hosts)
     if devices <= _PLANNED_WHOLE and not every_device:
-        builder.add(propose_sketch(sketch, asked, store), sketch.hosts)
+        builder.add(propose_sketch(sketch, request, store), sketch.hosts)
     else:
         planned: dict[str, PlanProposal] = {}
         for host in sketch.hosts:
             alike = host.model_copy(update={"name": "", "zone": "", "count": 1}).model_dump_json()
             if alike not in planned:
-                planned[alike] = _plan_alone(sketch, host, asked, limits, store)
+                planned[alike] = _plan_alone(sketch, host, request, limits, store)
             builder.add(planned[alike], (host,), host_names(host))
     return builder.build(sketch, devices)
 
