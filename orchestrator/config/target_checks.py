@@ -26,8 +26,8 @@ _OF_OWN_PROCESS = {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s"
 _SPLITTING = "torch_device"
 _PLANNED = "the plan chooses how replicas compute; leave it out, or name model.adapter and model.device"
 _PLACED = (
-    "a plan chooses where replicas run and how many; name hosts or devices in placement.pin_target instead, or name "
-    "adapter and device of the model and of each draft"
+    "a plan chooses where replicas run; name hosts or devices in placement.pin_target, or adapter and device of model "
+    "and drafts"
 )
 _ROOM = "a second replica would compute on the same"
 

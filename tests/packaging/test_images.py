@@ -26,6 +26,7 @@ from tests.test_wheel import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "packaging" / "compose.yaml").read_text(encoding="utf-8"))
+FRONT_IP: str = COMPOSE["services"]["front"]["networks"]["cluster"]["ipv4_address"]
 PROGRAMS = ("buildah", "podman", "runc", "mmdebstrap")
 BASE = "docker.io/library/debian:trixie-slim"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -139,13 +140,12 @@ def test_an_image_starts_read_only_as_a_user_answers_and_ends(podman: Podman) ->
 
 def write_files(directory: Path, podman: Podman, hosts: Hosts) -> str:
     """Write what the head of the compose file says how to make, for these hosts; returns the key of a client."""
-    front = COMPOSE["services"]["front"]["networks"]["cluster"]["ipv4_address"]
     config = (ROOT / "packaging" / "cluster.yaml").read_text(encoding="utf-8")
     config = config.replace("replicas: 2", f"replicas: [{{host: here}}, {{host: {hosts.far_ip}}}]")
     # A plan would leave one of two hosts out that share their cores.
     for key, value in (("adapter", "openvino_rt"), ("device", "CPU")):
         config = config.replace(f"{key}: auto", f"{key}: {value}")
-    (directory / "cluster.yaml").write_text(config.replace(front, hosts.near_ip))
+    (directory / "cluster.yaml").write_text(config.replace(FRONT_IP, hosts.near_ip))
     (directory / "cluster-token").write_text(os.urandom(32).hex())
     os.chown(directory, USER, USER)
     mine = ("--volume", f"{directory}:/here", "localhost/outrider:test")
@@ -159,7 +159,6 @@ def write_files(directory: Path, podman: Podman, hosts: Hosts) -> str:
 def start_service(name: str, podman: Podman, files: Path, host: str, hosts: Hosts) -> None:
     """Start a container as the compose file says, on a host of its own."""
     service = COMPOSE["services"][name]
-    front = COMPOSE["services"]["front"]["networks"]["cluster"]["ipv4_address"]
     options = ["--read-only", "--shm-size", service["shm_size"]]
     assert service["read_only"]
     for option, key in (("--tmpfs", "tmpfs"), ("--cap-drop", "cap_drop"), ("--security-opt", "security_opt")):
@@ -169,7 +168,7 @@ def start_service(name: str, podman: Podman, files: Path, host: str, hosts: Host
     mounts = [f"{files}/{volume[2:]}" if volume[0] == "." else f"{CONTAINER}-{volume}" for volume in service["volumes"]]
     mounts += [f"{files}/{secret}:/run/secrets/{secret}:ro" for secret in service["secrets"]]
     options += [word for mount in mounts for word in ("--volume", mount)]
-    command = [word.replace(front, hosts.near_ip) for word in service["command"]]
+    command = [word.replace(FRONT_IP, hosts.near_ip) for word in service["command"]]
     place = ("--network", f"ns:/run/netns/{host}", "--no-healthcheck")
     image = "localhost/outrider:test"
     started = podman("run", "--detach", "--name", f"{CONTAINER}-{name}", *options, *place, image, *command)

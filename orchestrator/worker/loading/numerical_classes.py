@@ -112,8 +112,10 @@ def load_in_class(
                 return model, known
             model.close()
             progress("bits are not those that were measured: find the numerical class again", -1.0)
-        served = None if refresh else _find_served(question)
-        beside = served or (None if refresh else _find_beside(profiles, question))
+        served = beside = None
+        if not refresh:
+            served = _find_served(question)
+            beside = served or _find_beside(profiles, question)
         if question.soon and not refresh and beside is served:
             loaded = _try_first(profiles, question, progress, served)
             if loaded is not None:

@@ -262,9 +262,8 @@ class PlanKeeper:
         stretches = [explain_rounds(loads.newest.get(name_device(spec)), spec) for spec in self._running.targets]
         for done in unjudged:
             shards = self.proposal.plan.replicas[done.replica].shards
-            taken = max(
-                self._taken.get(name, 0.0) for shard in shards for name in shard.devices
-            )  # the prediction has it in it
+            # The prediction has it in it.
+            taken = max(self._taken.get(name, 0.0) for shard in shards for name in shard.devices)
             stretch = max(1.0, stretches[done.replica] * (1.0 - taken))
             self._judge(replace(done, measured_ms=done.measured_ms / stretch))
         changed = self._loads.find_lasting(now_s)

@@ -206,15 +206,16 @@ def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_
         return []
     cause, kind = replica.life.explain(cause, kind)
     replica.state.mark_worker_lost(cause)
+    blameless = replica.life.refused or replica.life.changes_class
     if not state.replicas.closed:
-        if not (replica.life.refused or replica.life.exchanged):
+        if not blameless:
             charged = list_parts(replica.spec, first=True)
             state.health.observe_loss(replica.name, charged, kind, replica.life.failure_kind, cause, now_s)
         state.standbys.observe_lost(replica)
     if state.replicas.closed or replica.rank not in (Rank.SERVING, Rank.RETIRING):
         return []
     seen = state.router.recall_streams(replica, now_s)
-    if replica.life.refused or replica.life.exchanged:
+    if blameless:
         return []
     state.losses[replica.engine, kind] += 1
     convicted = state.blame.observe_death(replica.death, kind, cause, seen, now_s)

@@ -78,7 +78,7 @@ class WorkerLife:
     _closed: bool = False
     _resting: bool = False
     _ended_here: bool = False
-    _was_exchanged: bool = False
+    _changed_class: bool = False
     _failure: Failed | None = None
     on_change: Callable[[], object] = tell_nobody
     _stage: Stage = field(default=Stage.IDLE, init=False)
@@ -115,9 +115,9 @@ class WorkerLife:
         return not self.served or failure.kind == "model_replaced"
 
     @property
-    def exchanged(self) -> bool:
+    def changes_class(self) -> bool:
         """Whether its worker was ended for one that runs the model in another numerical class: no loss, but once."""
-        return self.failure_kind == "other_class" and not self._was_exchanged
+        return self.failure_kind == "other_class" and not self._changed_class
 
     @property
     def coming(self) -> bool:
@@ -221,8 +221,8 @@ class WorkerLife:
             return Loss(cause)
         if failure is not None and self.refused:
             return Loss(cause, failure=self._name_host(failure.message))
-        if self.exchanged:
-            self._was_exchanged = True
+        if self.changes_class:
+            self._changed_class = True
             line = LogLine("info", "%s is started again: %s", (self.title, cause))
             return Loss(cause, restart=cause, actions=(line, self._start(0.0)))
         smallest = find_next_share(self.memory_share) is None
