@@ -56,7 +56,8 @@ class BestLogits(NamedTuple):
 
     `masses`, (rows,): the sums over all outputs of exp((logit - best logit) / temperature), but for one in a thousand
     of it; anything where no temperature was given. `read_row`: returns all logits of one of the rows, until the next
-    forward. It waits for the device, so it is for the rare row that the best do not decide. Raises DeviceLost."""
+    forward. It waits for the device, so it is for the rare row that the best do not decide: of a segment that asked for
+    more than one. Raises DeviceLost."""
 
     logits: Logits
     ids: NDArray[np.uint32]

@@ -57,14 +57,16 @@ class PipelineModel:
         return result
 
     def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
-        for stage in self._stages:
-            stage.check(batch)
+        inner = [replace(segment, best=0, temperature=0.0) if segment.best else segment for segment in batch]
+        batches = [inner] * (self.stages - 1) + [batch]  # it is the last one that has logits
+        for stage, its in zip(self._stages, batches, strict=True):
+            stage.check(its)
         for stage in self._stages:
             if stage.count_needed_blocks(batch) > stage.free_blocks():
                 raise CapacityError(f"{stage.layers}: no KV blocks are left for this forward")
         results: list[Future[ShardResult]] = []
-        for stage in self._stages:
-            results.append(stage.start(batch, results[-1] if results else None))
+        for stage, its in zip(self._stages, batches, strict=True):
+            results.append(stage.start(its, results[-1] if results else None))
         return _Started(self, results)
 
     def count_cached_positions(self, slot: int) -> int:
@@ -141,7 +143,7 @@ class _Started:
                 self.model.close()
             raise
         stage_ms = tuple(result.device_ms for result in results)
-        return ForwardResult(results[-1].output, sum(stage_ms), stage_ms)
+        return ForwardResult(last.output, sum(stage_ms), stage_ms, last.best)
 
 
 def _check_shards(shards: Sequence[CountedShard], *, gaps: bool) -> None:
@@ -171,7 +173,7 @@ def _join_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
         block_tokens=block_tokens,
         total_blocks=min(shard.total_blocks * shard.block_tokens // block_tokens for shard in all_of),
         row_invariant=all(shard.row_invariant for shard in all_of),
-        best_logits=0,
+        best_logits=all_of[-1].best_logits,
         min_rows=max(shard.min_rows for shard in all_of),
         weights=" + ".join(dict.fromkeys(shard.weights for shard in all_of)),
         device="+".join(shard.device for shard in all_of),

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from adapters.contract import BestLogits, Logits
 
-MOST_BEST = 128
-"""Not tuned: the `top_k` that requests ask for are 20 to 64, and 128 logits with their ids take 1 KiB of a row."""
 # Rows whose keys are there at a time. Bounds memory: 20 bytes for each token of a vocabulary.
 _ROWS_AT_ONCE = 16
 # Bounded by float32: its bits but the sign, and how many it has.

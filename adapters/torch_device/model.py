@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from adapters.best_logits import MOST_BEST
 from adapters.contract import (
     BlockRules,
     DeviceLost,
@@ -34,7 +35,6 @@ from adapters.decoder.spec import DecoderSpec
 from adapters.head_facts import check_head, read_head
 from adapters.kv_blocks import BlockPool
 from adapters.pooled import Bytes, PooledModel, describe_capabilities
-from adapters.torch_device.best_logits import MOST_BEST
 from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.lora import LoraRows
 from adapters.torch_device.plan import BLOCK_TOKENS, ForwardPlan, Shapes, plan_forward

@@ -1,4 +1,4 @@
-"""The best logits of rows, found by torch where the rows are: the same as numpy finds, and the same texts with them."""
+"""The best logits of rows, found where the rows are: the same by torch and by numpy, and the same texts with them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from adapters import registry
+from adapters.best_logits import MOST_BEST, find_best_logits
 from adapters.conformance.case import ROWS, SLOTS
 from adapters.conformance.contract_tests import test_the_best_logits_are_those_of_whole_rows as check_best_logits
 from adapters.contract import LoadOptions, Precision, Segment, Unsupported, silent
-from adapters.torch_device.best_logits import MOST_BEST, find_best, read_best
+from adapters.torch_device.best_logits import find_best, read_best
 from orchestrator.protocol.commands import Submit
 from policies.sampling import Sampling
 from tests.adapters.test_hf_reference import TOKENS
@@ -43,11 +44,16 @@ def test_they_are_the_best_in_order_with_the_lower_id_first_among_equals(rows, c
     if negative_nan:  # as a processor makes it of 0 / 0
         rows = np.where(np.isnan(rows), np.uint32(0xFFC00000).view(np.float32), rows)
     best = read_best(find_best(torch.from_numpy(rows), count).numpy(), rows.__getitem__)
-    logits, ids = find_best_by_definition(rows, min(count, rows.shape[1]))
+    count = min(count, rows.shape[1])
+    logits, ids = find_best_by_definition(rows, count)
     spoilt = ~np.isfinite(logits[:, 0]) & (logits[:, 0] != -np.inf)
-    assert np.array_equal(spoilt, ~np.isfinite(best.logits[:, 0]) & (best.logits[:, 0] != -np.inf))
-    assert np.array_equal(best.ids[~spoilt], ids[~spoilt])
-    assert np.array_equal(best.logits[~spoilt].view(np.uint32), logits[~spoilt].view(np.uint32))
+    answers = [(best.logits, best.ids)]
+    if len(rows):
+        answers.append(find_best_logits(rows, count, [0.0] * len(rows))[:2])
+    for found_logits, found_ids in answers:
+        assert np.array_equal(spoilt, ~np.isfinite(found_logits[:, 0]) & (found_logits[:, 0] != -np.inf))
+        assert np.array_equal(found_ids[~spoilt], ids[~spoilt])
+        assert np.array_equal(found_logits[~spoilt].view(np.uint32), logits[~spoilt].view(np.uint32))
 
 
 def test_in_sixteen_bits_many_are_equal_and_the_order_holds_over_a_whole_vocabulary():
@@ -60,6 +66,10 @@ def test_in_sixteen_bits_many_are_equal_and_the_order_holds_over_a_whole_vocabul
         assert np.array_equal(best.ids, ids)
         assert np.array_equal(best.logits, logits)
         assert np.allclose(best.masses, sum_masses(coarse.numpy(), list(temperatures)), rtol=2e-5, atol=0.0)
+        its = find_best_logits(coarse.numpy(), count, temperatures.tolist())
+        assert np.array_equal(its[0], logits)
+        assert np.array_equal(its[1], ids)
+        assert np.allclose(its[2], best.masses, rtol=2e-5, atol=0.0)
     assert (np.diff(best.logits, axis=1) == 0).any()
 
 

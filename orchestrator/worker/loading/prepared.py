@@ -122,7 +122,7 @@ def _prepare_shards(options: ModelOptions, progress: OnProgress) -> PreparedMode
     with ExitStack() as calls:
         for shard in options.shards:
             if shard.own:
-                others.append(RemoteRuntime(next(endpoints)))
+                others.append(RemoteRuntime(next(endpoints), len(options.shards)))
                 calls.callback(others[-1].close)
                 parts.append(_place_remote(others[-1], shard))
                 continue

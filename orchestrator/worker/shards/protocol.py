@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import BlockRules, Capabilities, LayerRange, LoadOptions, NumericalClass, Segment
+from adapters.contract import BestLogits, BlockRules, Capabilities, LayerRange, LoadOptions, NumericalClass, Segment
 from adapters.framing import ProtocolError, add_header, receive_exactly, receive_frame, receive_into
 from device_profiles.workload import ModelSpec
 from orchestrator.protocol.links.endpoint import LinkLost, notice_silence
 
-VERSION = 3
+VERSION = 4
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a longer one is a broken stream, as on the drafts' link
 MAX_ARRAY_BYTES = 1024 * 1024 * 1024
 """Longer ones can only be a broken stream: 4,096 rows of 65,536 numbers have as many."""
@@ -46,12 +47,16 @@ class WireSegment(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     rows: tuple[int, int]
     apart: bool
+    best: int
+    temperature: float
 
     @classmethod
     def of(cls, segment: Segment) -> WireSegment:
-        return cls(segment.slot, segment.start, list(segment.tokens), segment.rows, segment.apart)
+        known = (segment.slot, segment.start, list(segment.tokens), segment.rows)
+        return cls(*known, segment.apart, segment.best, segment.temperature)
 
     def unpack(self) -> Segment:
+        """All of its rows come whole here: the best of them are found behind it."""
         return Segment(self.slot, self.start, self.tokens, self.rows, self.apart)
 
 
@@ -69,16 +74,25 @@ class ListClasses(msgspec.Struct, frozen=True, tag="classes"):
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
     """See adapters.contract.ShardingAdapter.load_layers. Answered by Loaded. Calls to what is loaded name this call's
-    number."""
+    number. `forwards`: of so many forwards rows may be asked for behind them (ReadRow)."""
 
     options: LoadOptions
     layers: LayerRange
+    forwards: int
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
     """See adapters.contract.LoadedShard.forward_layers; the hidden states follow. Answered by Computed."""
 
     batch: list[WireSegment]
+
+
+class ReadRow(msgspec.Struct, frozen=True, tag="read"):
+    """Send all logits of a row of which the best came alone. `forward`: the number of the call that computed it; `row`:
+    its number among those that Best has. Answered by Computed."""
+
+    forward: int
+    row: int
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
@@ -115,7 +129,7 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
     """See adapters.contract.KvCalls.close."""
 
 
-Asking = Describe | ListClasses | Load | Forward | Attach
+Asking = Describe | ListClasses | Load | Forward | ReadRow | Attach
 Telling = Share | Fork | Free | Close
 
 
@@ -164,10 +178,29 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     planned_bytes: int
 
 
+class Best(msgspec.Struct, frozen=True, array_like=True):
+    """See adapters.contract.BestLogits: its three arrays as they lie in memory."""
+
+    ids: bytes
+    logits: bytes
+    masses: bytes
+
+    @classmethod
+    def pack(cls, ids: NDArray[np.uint32], logits: Rows, masses: Rows) -> Best:
+        return cls(ids.tobytes(), logits.tobytes(), masses.tobytes())
+
+    def unpack(self, read_row: Callable[[int], Rows]) -> BestLogits:
+        masses = np.frombuffer(self.masses, np.float32)
+        ids, logits = np.frombuffer(self.ids, np.uint32), np.frombuffer(self.logits, np.float32)
+        shape = (len(masses), -1)
+        return BestLogits(logits.reshape(shape), ids.reshape(shape), masses, read_row)
+
+
 class Computed(msgspec.Struct, frozen=True, tag="computed"):
-    """See Forward; the rows follow."""
+    """See Forward; the rows follow, but for those of which the `best` logits are enough."""
 
     device_ms: float
+    best: Best | None = None
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from adapters import contract
+from adapters.best_logits import MOST_BEST
 from adapters.contract import (
     AdapterError,
     AdapterUnavailable,
@@ -44,8 +47,10 @@ ResultT = TypeVar("ResultT", bound=wire.Result)
 class RemoteRuntime:
     """The runtime in a worker for layers; see adapters.contract.ShardingAdapter and ModelLoader. One thread uses it."""
 
-    def __init__(self, endpoint: LinkEndpoint) -> None:
-        """Connects. Raises DeviceLost where nobody answers, AdapterUnavailable where it is another version's."""
+    def __init__(self, endpoint: LinkEndpoint, stages: int = 1) -> None:
+        """Connects. `stages`: so many forwards of a model may be under way. Raises DeviceLost where nobody answers,
+        AdapterUnavailable where it is another version's."""
+        self._stages = stages
         self._caller = _Caller(endpoint)
         self.description = self._caller.ask(wire.Describe(wire.VERSION), wire.Description, _DESCRIBED_S)
         if self.description.version != wire.VERSION:
@@ -65,7 +70,7 @@ class RemoteRuntime:
 
     def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> RemoteShard:
         """`prepared` is not read: the worker has its own."""
-        number, loaded = self._caller.load(wire.Load(options, layers))
+        number, loaded = self._caller.load(wire.Load(options, layers, self._stages))
         return RemoteShard(self._caller, number, loaded, layers)
 
 
@@ -80,17 +85,26 @@ class RemoteShard:
         self._number = number
         self.layers = layers
         self.spec = loaded.spec
-        self.capabilities = loaded.capabilities
+        gives_logits = layers.end == loaded.spec.layers
+        self.capabilities = replace(loaded.capabilities, best_logits=MOST_BEST if gives_logits else 0)
         self.block_rules = loaded.block_rules
         self.planned_bytes = loaded.planned_bytes
         self._forks = loaded.forks
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
         call = wire.Forward([wire.WireSegment.of(segment) for segment in batch])
-        computed, rows = self._caller.ask_with_rows(call, hidden, wire.Computed, _COMPUTED_S, self._number)
+        number, computed, rows = self._caller.ask_with_rows(call, hidden, wire.Computed, _COMPUTED_S, self._number)
         if rows is None:
             rows = np.empty((0, self.spec.outputs), np.float32)
-        return ShardResult(rows, computed.device_ms, stays=True)
+        best = None if computed.best is None else computed.best.unpack(partial(self._read_row, number))
+        return ShardResult(rows, computed.device_ms, stays=True, best=best)
+
+    def _read_row(self, forward: int, row: int) -> wire.Rows:
+        call = wire.ReadRow(forward, row)
+        rows = self._caller.ask_with_rows(call, None, wire.Computed, _COMPUTED_S, self._number)[2]
+        if rows is None:
+            raise DeviceLost(f"{self.layers}: row {row} of forward {forward} is not there any more")
+        return rows.reshape(-1)
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         return self._caller.ask(wire.Attach(slot, list(tokens)), wire.Attached, _COMPUTED_S, self._number).positions
@@ -128,17 +142,17 @@ class _Caller:
 
     def ask(self, call: wire.Asking, kind: type[ResultT], within_s: float, shard: int = 0) -> ResultT:
         """Return what a call gives. Raises what the other side raised, and DeviceLost where it is lost."""
-        return self.ask_with_rows(call, None, kind, within_s, shard)[0]
+        return self.ask_with_rows(call, None, kind, within_s, shard)[1]
 
     def load(self, call: wire.Load) -> tuple[int, wire.Loaded]:
         """Return the number that loaded layers are called by, and what they are. Raises as `ask` does."""
         with self._lock:
-            return self._number + 1, self._ask(call, None, wire.Loaded, _LOADED_S, 0)[0]
+            return self._ask(call, None, wire.Loaded, _LOADED_S, 0)[:2]
 
     def ask_with_rows(
         self, call: wire.Asking, rows: wire.Rows | None, kind: type[ResultT], within_s: float, shard: int
-    ) -> tuple[ResultT, wire.Rows | None]:
-        """As `ask`, with rows that go along and come back."""
+    ) -> tuple[int, ResultT, wire.Rows | None]:
+        """As `ask`, with rows that go along and come back, and the call's number."""
         with self._lock:
             return self._ask(call, rows, kind, within_s, shard)
 
@@ -152,7 +166,7 @@ class _Caller:
 
     def _ask(
         self, call: wire.Asking, rows: wire.Rows | None, kind: type[ResultT], within_s: float, shard: int
-    ) -> tuple[ResultT, wire.Rows | None]:
+    ) -> tuple[int, ResultT, wire.Rows | None]:
         try:
             number = self._send(call, rows, shard)
             answer, given = self._link.answer(within_s)
@@ -167,7 +181,7 @@ class _Caller:
             raise self._lose(f"it answered with {type(result).__name__} where {kind.__name__} was asked for")
         if isinstance(result, wire.Description):
             self._where = result.where
-        return result, given
+        return number, result, given
 
     def close(self) -> None:
         self._link.close()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from adapters.best_logits import find_best_logits
 from adapters.contract import (
     AdapterError,
     DeviceLost,
@@ -37,6 +41,39 @@ from orchestrator.worker.shards.remote import pack_refusal
 
 Emit = Callable[[Event], None]
 _Guests = queue.SimpleQueue["wire.ShardLink | None"]
+
+
+class ServedLayers:
+    """Loaded layers, and of their last `forwards` the rows of which the best logits went alone."""
+
+    def __init__(self, loaded: LoadedLayers, forwards: int) -> None:
+        self.loaded = loaded
+        self._rows: deque[tuple[int, wire.Rows]] = deque(maxlen=forwards)
+
+    def run_forward(
+        self, number: int, batch: Sequence[wire.WireSegment], hidden: wire.Rows | None
+    ) -> tuple[wire.Computed, wire.Rows | None]:
+        """Compute what the call of this number asks for."""
+        computed = self.loaded.run_forward([segment.unpack() for segment in batch], hidden)
+        rows = computed.output
+        count = max((segment.best for segment in batch if segment.rows[0] < segment.rows[1]), default=0)
+        if not count:
+            return wire.Computed(computed.device_ms), rows
+        wanted = [segment.rows[1] - segment.rows[0] for segment in batch]
+        alone = np.repeat([segment.best > 0 for segment in batch], wanted)
+        few = rows if alone.all() else rows[alone]
+        temperatures = np.repeat([segment.temperature for segment in batch], wanted)[alone]
+        logits, ids, masses = find_best_logits(few, min(count, few.shape[1]), temperatures.tolist())
+        if count > 1:  # the best alone says who is chosen
+            self._rows.append((number, few if few is not rows or computed.stays else few.copy()))
+        return wire.Computed(computed.device_ms, wire.Best.pack(ids, logits, masses)), rows[~alone]
+
+    def read_row(self, question: wire.ReadRow) -> wire.Rows:
+        """Return all logits of a row, shape (1, vocabulary). Raises DeviceLost."""
+        for number, rows in self._rows:
+            if number == question.forward and question.row < len(rows):
+                return rows[question.row : question.row + 1]
+        raise DeviceLost(f"row {question.row} of forward {question.forward} is not there any more")
 
 
 class LoadedLayers(NamedTuple):
@@ -157,7 +194,7 @@ class _ServedTarget:
     def __init__(self, link: wire.ShardLink, source: LayerSource) -> None:
         self._link = link
         self._source = source
-        self._loads: dict[int, LoadedLayers] = {}
+        self._loads: dict[int, ServedLayers] = {}
         self._failed: dict[int, AdapterError] = {}  # in calls that are not answered
 
     def obey_next(self) -> None:
@@ -177,7 +214,7 @@ class _ServedTarget:
 
     def close(self) -> None:
         while self._loads:
-            self._loads.popitem()[1].close()
+            self._loads.popitem()[1].loaded.close()
 
     def _answer(
         self, call: wire.Call, question: wire.Asking, rows: wire.Rows | None
@@ -188,27 +225,29 @@ class _ServedTarget:
             case wire.ListClasses():
                 return wire.Classes(self._source.classes(question.options)), None
             case wire.Load():
-                self._loads[call.number] = loaded = self._source.load(question.options, question.layers)
+                loaded = self._source.load(question.options, question.layers)
+                self._loads[call.number] = ServedLayers(loaded, question.forwards)
                 shard, forks = loaded.shard, isinstance(loaded.shard, ForkableKv)
                 known = (shard.spec, shard.capabilities, shard.block_rules, forks, loaded.planned_bytes)
                 return wire.Loaded(*known), None
             case wire.Forward():
-                computed = self._find(call.shard).run_forward([segment.unpack() for segment in question.batch], rows)
-                return wire.Computed(computed.device_ms), computed.output
+                return self._find(call.shard).run_forward(call.number, question.batch, rows)
+            case wire.ReadRow():
+                return wire.Computed(0.0), self._find(call.shard).read_row(question)
             case wire.Attach():
-                return wire.Attached(self._find(call.shard).shard.attach(question.slot, question.tokens)), None
+                return wire.Attached(self._find(call.shard).loaded.shard.attach(question.slot, question.tokens)), None
 
     def _take(self, number: int, call: wire.Telling) -> None:
         """Carry out a call that is not answered; what goes wrong is said with the next one that is."""
         if isinstance(call, wire.Close):
             self._failed.pop(number, None)
             if (closed := self._loads.pop(number, None)) is not None:
-                closed.close()
+                closed.loaded.close()
             return
         if number in self._failed:
             return
         try:
-            loaded = self._find(number)
+            loaded = self._find(number).loaded
             shard = loaded.shard
             match call:
                 case wire.Share():
@@ -224,7 +263,7 @@ class _ServedTarget:
             died = isinstance(error, DeviceLost) and not isinstance(error, OutOfMemory)
             self._failed[number] = error if died else RuntimeFailed(f"out of step with its target: {error}")
 
-    def _find(self, number: int) -> LoadedLayers:
+    def _find(self, number: int) -> ServedLayers:
         if number in self._failed:
             raise self._failed[number]
         if number not in self._loads:
