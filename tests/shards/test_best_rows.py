@@ -1,4 +1,4 @@
-"""Of rows behind a socket the best logits come alone, and every request gets the tokens that whole rows give it."""
+"""Of rows on another host the best logits come alone, and every request gets the tokens that whole rows give it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from orchestrator.worker.shards.remote import RemoteRuntime
 from policies.sampling import Sampling
 from tests.engine.test_best_logits import BEST, submit
 from tests.engine.test_flights import run_out, start
+from tests.shards.conftest import replace_addresses
 from tests.shards.test_shard_link import LAYERS, write_layers
 from tests.support.flights import flights_over
 from tests.support.loops import alone, suffix
@@ -45,9 +46,9 @@ class Watched(WrappedModel):
         return ShardResult(result.output, result.device_ms, result.stays, result.best._replace(read_row=read))
 
 
-@pytest.fixture(params=["first here", "first behind a socket"])
+@pytest.fixture(params=["first here", "first there too"])
 def shards(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Any]]:
-    """The simulated model in two stages, the last one behind a socket."""
+    """The simulated model in two stages, the last one as on another host."""
     options = LoadOptions(device="SIM", slots=8, max_batch_rows=256, kv_cache_bytes=2048 * 16 * 1024)
     with ExitStack() as stack:
         loaded: list[Any] = []
@@ -57,7 +58,8 @@ def shards(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Any]
             if number == 0 and request.param == "first here":
                 loaded.append(source.load(options, layers).shard)
                 continue
-            runtime = RemoteRuntime(stack.enter_context(serving(source)), stages=2)
+            endpoint = replace_addresses(stack.enter_context(serving(source, "127.0.0.1")))
+            runtime = RemoteRuntime(endpoint, stages=2)
             stack.callback(runtime.close)
             loaded.append(runtime.load_layers(Path(), options, layers, silent))
         yield loaded

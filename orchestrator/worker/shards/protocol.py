@@ -244,6 +244,7 @@ class ShardLink:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connected.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         connected.settimeout(None)
+        self.crosses_hosts = connected.family != socket.AF_UNIX
         self._socket = connected
 
     def send(self, message: Call | Answer, rows: Rows | None = None) -> None:

@@ -85,8 +85,8 @@ class RemoteShard:
         self._number = number
         self.layers = layers
         self.spec = loaded.spec
-        gives_logits = layers.end == loaded.spec.layers
-        self.capabilities = replace(loaded.capabilities, best_logits=MOST_BEST if gives_logits else 0)
+        gives_best = caller.crosses_hosts and layers.end == loaded.spec.layers
+        self.capabilities = replace(loaded.capabilities, best_logits=MOST_BEST if gives_best else 0)
         self.block_rules = loaded.block_rules
         self.planned_bytes = loaded.planned_bytes
         self._forks = loaded.forks
@@ -139,6 +139,10 @@ class _Caller:
         self._lock = threading.Lock()
         self._where = ""
         self._number = 0
+
+    @property
+    def crosses_hosts(self) -> bool:
+        return self._link.crosses_hosts
 
     def ask(self, call: wire.Asking, kind: type[ResultT], within_s: float, shard: int = 0) -> ResultT:
         """Return what a call gives. Raises what the other side raised, and DeviceLost where it is lost."""
