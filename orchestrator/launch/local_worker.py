@@ -157,6 +157,7 @@ class LocalWorker:
     ) -> None:
         self.name = started.name
         self.where = f"local pid {started.process.pid}"
+        self.pids = (started.process.pid,)
         self._started = started
         self._process = started.process
         self._writer = started.writer

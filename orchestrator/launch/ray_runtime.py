@@ -297,6 +297,7 @@ class RayWorker:
     def __init__(self, name: str, link: DriverLink, forget: Callable[[RayWorker], None]) -> None:
         self.name = name
         self.where = "ray"
+        self.pids: tuple[int, ...] = ()
         self.host: tuple[str, int] | None = None
         """Where its host is to answer; None on this one."""
         self.unreserved = ""
@@ -322,6 +323,7 @@ class RayWorker:
             raise type(error)(f"worker {self.name}: {error}") from error
         place = self._place
         self.where = f"ray node {place.ip} pid {place.pid}"
+        self.pids = (place.pid,)
         self.host = None if place.here else (place.ip, place.port)
         self.unreserved = place.unreserved
         if place.unreserved:

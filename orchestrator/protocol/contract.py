@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -78,6 +78,11 @@ class Worker(Protocol):
     @property
     def where(self) -> str:
         """Name the host and process for people ("local pid 123", "ray node 10.0.0.2 pid 123")."""
+        ...
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Return the numbers of its processes, each on the host that it is on."""
         ...
 
     def send(self, command: Command) -> None:

@@ -97,6 +97,22 @@ async def test_a_request_from_prompt_to_finish() -> None:
         await until_async(lambda: (gauges := control.view().gauges) is not None and gauges.rounds == 10)
 
 
+async def test_a_worker_counts_as_ours_from_its_start_on() -> None:
+    control = control_over()
+    await control.start()
+    try:
+        await until_async(lambda: control.list_workers() != [])
+        assert control.view().ready is None
+        early = control.list_workers()
+        await asyncio.wait_for(control.wait_settled(), WITHIN_S)
+        ready = control.view().ready
+        assert ready is not None
+        assert early == control.list_workers() == [ready.pid]
+    finally:
+        await control.close()
+    assert control.list_workers() == []
+
+
 async def test_a_killed_worker_costs_a_pause_and_no_token(caplog: pytest.LogCaptureFixture, gate: Gate) -> None:
     caplog.set_level(logging.INFO, "orchestrator.daemon.control")
     gate.allow(50)

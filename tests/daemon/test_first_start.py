@@ -77,6 +77,7 @@ class FakeWorker:
     spec: WorkerSpec
     ready: bool = False
     ended: bool = False
+    pids: tuple[int, ...] = ()
     said: asyncio.Queue[Event | WorkerLost] = field(default_factory=asyncio.Queue)
 
     @property

@@ -28,6 +28,7 @@ class Agent:
 
     address: str
     where: str = "nowhere"
+    pids: tuple[int, ...] = ()
 
     def send(self, command: Command) -> None:
         pass

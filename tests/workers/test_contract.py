@@ -70,6 +70,7 @@ async def test_ready_tells_where_it_runs(cluster: Cluster) -> None:
         assert ready.pid != os.getpid()
         assert worker.where.startswith(cluster.runtime)
         assert worker.where.endswith(f"pid {ready.pid}")
+        assert worker.pids == (ready.pid,)
 
 
 async def test_the_path_within_each_of_its_nodes_is_measured(cluster: Cluster) -> None:

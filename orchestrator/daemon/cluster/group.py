@@ -61,6 +61,11 @@ class GroupWorker:
         of_parts = ", ".join(part.where for part in self._parts)
         return f"{self._main.where} with {of_parts}" if self._main is not None else of_parts
 
+    @property
+    def pids(self) -> list[int]:
+        processes = self._parts if self._main is None else [self._main, *self._parts]
+        return [pid for process in processes for pid in process.pids]
+
     def send(self, command: Command) -> None:
         """See protocol.contract.Worker. What comes before the worker is there goes to it first."""
         self._stopping = self._stopping or isinstance(command, Stop)

@@ -20,7 +20,7 @@ from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.operator_desk import OperatorDesk
 from orchestrator.daemon.control.port import StateView
-from orchestrator.daemon.control.replicas.replicas import Rank, has_lost_model
+from orchestrator.daemon.control.replicas.replicas import has_lost_model
 from orchestrator.daemon.control.replicas.residency import ResidencyTerms
 from orchestrator.daemon.control.replicas.roster import SeenModel
 from orchestrator.daemon.control.replicas.scale_load import SeenReplicas, measure_load
@@ -168,12 +168,8 @@ class TargetControl:
         return measure_load(self._state, self._clock.monotonic_s())
 
     def list_workers(self) -> list[int]:
-        """Return the numbers of the processes that say they are our workers, on whichever host."""
-        replicas = self._state.replicas.list_ranked(*Rank)
-        targets = [ready for replica in replicas if (ready := replica.state.ready) is not None]
-        drafts = [draft.ready.pid for draft in self._state.drafts.views() if draft.ready is not None]
-        parts = [pid for ready in targets for pid in ready.shards.pids]
-        return [*(ready.pid for ready in targets), *parts, *drafts]
+        """Return the numbers of our workers' processes, on whichever host."""
+        return self._effects.supervisor.list_processes()
 
     def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         now_s = self._clock.monotonic_s()

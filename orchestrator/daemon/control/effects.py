@@ -120,11 +120,11 @@ class Effects:
         self.memories = SharedMemories()
         self._state = state
         self._post = post
-        self._supervisor = Supervisor(cluster, sleep, post, state.identities.pin)
+        self.supervisor = Supervisor(cluster, sleep, post, state.identities.pin)
 
     async def wait_ended(self) -> None:
         """Wait until no worker is left, and give back what they shared."""
-        await self._supervisor.wait_ended()
+        await self.supervisor.wait_ended()
         self.memories.close()
 
     def carry_out(self, actions: Sequence[Action]) -> None:
@@ -134,12 +134,12 @@ class Effects:
     def _do(self, action: Action) -> None:
         match action:
             case Send(worker, Retune(options)):
-                self._supervisor.send(worker, Retune(self._state.identities.pin_options(options)))
+                self.supervisor.send(worker, Retune(self._state.identities.pin_options(options)))
             case Send(worker, command):
-                self._supervisor.send(worker, command)
+                self.supervisor.send(worker, command)
             case AskPages(worker, key, sent_id, most_bytes, link):
                 memory = self.memories.create(key, most_bytes) if link is None else SharedMemory("", key, 0)
-                self._supervisor.send(worker, MoveOut(sent_id, memory, link))
+                self.supervisor.send(worker, MoveOut(sent_id, memory, link))
             case DropPages(key):
                 self.memories.remove(key)
             case Deliver(key, delta):
@@ -147,9 +147,9 @@ class Effects:
             case EndStream(key, error):
                 self._hand_over(key, error, ends=True)
             case StartWorker():
-                self._supervisor.start(action)
+                self.supervisor.start(action)
             case StopWorker():
-                self._supervisor.stop(action)
+                self.supervisor.stop(action)
             case LogLine(level, text, values):
                 _log.log(_LEVELS[level.upper()], text, *values)
             case _:

@@ -54,6 +54,11 @@ class Supervisor:
         if followed is not None and followed.ending is None:
             followed.ending = asyncio.create_task(self._end(order, followed), name=f"end worker {order.worker}")
 
+    def list_processes(self) -> list[int]:
+        """Return the numbers of all workers' processes, on whichever hosts, also of those that are not ready yet."""
+        workers = [followed.worker for followed in self._followed.values() if followed.worker is not None]
+        return [pid for worker in workers for pid in worker.pids]
+
     async def wait_ended(self) -> None:
         while tasks := [task for followed in self._followed.values() if (task := followed.ending or followed.task)]:
             await asyncio.wait(tasks)

@@ -91,6 +91,7 @@ class ToldWorker:
 
     name: str
     cluster: ToldCluster
+    pids: tuple[int, ...] = ()
     said: asyncio.Queue[Event | WorkerLost] = field(default_factory=asyncio.Queue)
 
     @property
