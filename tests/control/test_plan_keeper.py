@@ -17,13 +17,14 @@ from orchestrator.config.placement import PlacementSection
 from orchestrator.daemon.control.actions import TellLacking, TellLoads, TellRefused, TellStarved
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.health.health import Part, PartHealth
+from orchestrator.daemon.control.loops.plan_choice import refuse_crowding
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.errors import WorkerError
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanProposal, build_proposal, propose_here
-from orchestrator.planning.wanted import PlanRequest
+from orchestrator.planning.wanted import PlanError, PlanRequest
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.rounds import Delta, RequestStats, RoundReport
 from policies.serving.drift import FIRST_PAUSE_S, PATIENCE
@@ -133,6 +134,27 @@ def keeper_of_one_row_and_of_many(directory, clock, workers) -> PlanKeeper:
     wanted_plan = PlanRequest(toy, (), True, Exactness.BIT, 1, 1, PlacementSection())
     running = name_workers(propose_here(wanted_plan, store, {}))
     return PlanKeeper(running, workers, Making(), drift_after(10.0, 1e9, FIRST_PAUSE_S), clock)
+
+
+@pytest.mark.parametrize(("copies", "fits"), [(1.5, False), (2.5, True)])
+def test_a_worker_is_exchanged_on_its_device_only_where_both_have_room(tmp_path, copies, fits):
+    running = first_plan(tmp_path, {"SIM": 2.0})
+    (replica,) = running.plan.replicas
+    (shard,) = replica.shards
+    (device,) = (device for device in running.cluster.devices if device.id == shard.device)
+    room = round(copies * shard.memory.total / (1.0 - running.wanted.constraints.keep_free))
+    other = replace(replica, shards=(replace(shard, threads=shard.threads + 1),))
+    for coming, alive, may in ((other, [replica], fits), (other, [], True), (replica, [replica], True)):
+        proposal = replace(
+            running,
+            cluster=replace(running.cluster, devices=(replace(device, memory_bytes=room),)),
+            plan=replace(running.plan, replicas=(coming,)),
+        )
+        if may:
+            refuse_crowding(alive, proposal)
+            continue
+        with pytest.raises(PlanError, match=f"{shard.device} has no room for another worker beside what runs"):
+            refuse_crowding(alive, proposal)
 
 
 async def test_the_requests_at_once_that_its_own_rounds_have_decide(tmp_path):

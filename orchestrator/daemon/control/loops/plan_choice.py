@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from device_profiles.units import human_bytes
+from orchestrator.planning.correction import key_of
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.wanted import PlanError
 from policies.planning.merit import describe_merit, sum_merits
-from policies.planning.plan import Plan, Prediction, diff
+from policies.planning.placement.workers import room_bytes
+from policies.planning.plan import Plan, Prediction, ReplicaPlacement, diff
 from policies.serving import drift
 
 
@@ -30,6 +33,38 @@ def weigh_move(running: Plan, other: PlanProposal, reached: Sequence[Prediction]
     if not few and not drift.worth_moving(*merits):
         raise PlanError(f"{now}, and the best other is predicted to reach {texts[1]} only")
     return True, f"changed, {texts[0]} -> {texts[1]} predicted: {changes}"
+
+
+def refuse_crowding(running: Sequence[ReplicaPlacement], other: PlanProposal) -> None:
+    """Raise PlanError where a device has no room for the workers of both plans: those of the other one are loaded while
+    the `running` ones still have theirs."""
+    held = [_name_worker(replica) for replica in running]
+    coming = [replica for replica in other.plan.replicas if _name_worker(replica) not in held]
+    takes, adds = _sum_memory(running), _sum_memory(coming)
+    for device in other.cluster.devices:
+        room, added = room_bytes(device, other.wanted.constraints), adds.get(device.id, 0.0)
+        needed = takes.get(device.id, 0.0) + added
+        if added and needed > room:
+            raise PlanError(
+                f"{device.id} has no room for another worker beside what runs: together they take "
+                f"{human_bytes(needed)}, and {human_bytes(room)} may be filled"
+            )
+
+
+def _name_worker(replica: ReplicaPlacement) -> tuple[object, ...]:
+    """Return what tells whether a worker of one plan is that of another, too."""
+    drafter = replica.draft.drafter if replica.draft is not None and replica.draft.process == "target" else ""
+    shards = [(*key_of(shard), shard.device, shard.first_layer, shard.end_layer) for shard in replica.shards]
+    return replica.kv_cache_bytes, drafter, shards
+
+
+def _sum_memory(replicas: Iterable[ReplicaPlacement]) -> dict[str, float]:
+    """Return what replicas take of each device, in bytes."""
+    taken: dict[str, float] = {}
+    for shard in (shard for replica in replicas for shard in replica.shards):
+        for device in shard.devices:
+            taken[device] = taken.get(device, 0.0) + shard.memory.total / len(shard.devices)
+    return taken
 
 
 def refuse_idle_growth(fewer: Plan, more: PlanProposal, count: int) -> None:

@@ -23,7 +23,7 @@ from orchestrator.daemon.control.actions import (
 )
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.loops.load_watch import LoadWatch
-from orchestrator.daemon.control.loops.plan_choice import refuse_idle_growth, weigh_move
+from orchestrator.daemon.control.loops.plan_choice import refuse_crowding, refuse_idle_growth, weigh_move
 from orchestrator.daemon.control.loops.plan_obstacles import Place, PlanObstacles, find_places
 from orchestrator.daemon.control.loops.planner_port import PlanExecutor, Planner, StartPlan
 from orchestrator.daemon.control.loops.prediction_watch import DecodeRound, PredictionWatch
@@ -391,7 +391,7 @@ class PlanKeeper:
         nothing where workers are `starved`."""
         _log.info("%s: planning again", changed)
         try:
-            await self._plan_again(starved=starved)
+            await self._plan_again(self._obstacles.list_possible(self.proposal.plan, starved))
         except OutriderError as error:
             self._last = f"kept, though {changed}: {error}"
             _log.info("the plan is %s", self._last)
@@ -402,15 +402,16 @@ class PlanKeeper:
         hosts = {host.name for host in self._first.cluster.hosts}
         news = self._obstacles.describe_news(plan, {host.name for host in self.proposal.cluster.hosts}, hosts, out)
         _log.warning("%s: planning again", news)
-        reached = [
-            self._reach(replica, max(self._corrections.get(key_of(shard), 1.0) for shard in replica.shards))
+        alive = [
+            replica
             for replica in self._obstacles.list_possible(plan)
             if not {place for shard in replica.shards for place in (*shard.devices, shard.host)} & out
         ]
         if {shard.host for shard in plan.shards} - hosts:
-            reached = []  # whatever is planned now: the running plan cannot be run
+            alive = []  # whatever is planned now: the running plan cannot be run
+        ratios = [max(self._corrections.get(key_of(shard), 1.0) for shard in replica.shards) for replica in alive]
         try:
-            await self._plan_again(reached)
+            await self._plan_again(alive, [self._reach(*pair) for pair in zip(alive, ratios, strict=True)])
         except OutriderError as error:
             self._last = f"kept, though {news}: {error}"
             _log.warning("the plan is %s", self._last)
@@ -426,12 +427,13 @@ class PlanKeeper:
             *(", ".join(shard.device for shard in shards), ratio, self._policy.drift_tolerance),
         )
         # What the running plan reaches, as far as it is known: replicas that run alike have drifted alike.
+        alive = self._obstacles.list_possible(before)
         reached = [
             self._reach(replica, ratio if keys & {key_of(shard) for shard in replica.shards} else 1.0)
-            for replica in self._obstacles.list_possible(before)
+            for replica in alive
         ]
         try:
-            await self._plan_again(reached)
+            await self._plan_again(alive, reached)
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
             self._watch.correct_costs(keys, ratio)
             self._tell_last(f"kept: {error}")
@@ -442,9 +444,10 @@ class PlanKeeper:
         changed = min(self._loads.find_change(name) for shard in replica.shards for name in shard.devices)
         return slow_down(replica.prediction, ratio / changed)
 
-    async def _plan_again(self, reached: Sequence[Prediction] | None = None, starved: Set[Place] = frozenset()) -> None:
-        """Make another plan by what is known now, and run it where that is worth a move. `reached`: what the running
-        one reaches; None: as is predicted for it on devices as they are now. Raises OutriderError as `_take` does."""
+    async def _plan_again(self, alive: Sequence[ReplicaPlacement], reached: Sequence[Prediction] | None = None) -> None:
+        """Make another plan by what is known now, and run it where that is worth a move. `alive`: the replicas of the
+        running one that can run. `reached`: what these reach; None: as is predicted for them on devices as they are
+        now. Raises OutriderError as `_take` does."""
         now_s = self._clock.monotonic_s()
         self._plans += 1
         self._recent = drift.count_recent(self._recent, now_s - self._planned_s, self._policy.replan_pause_s) + 1
@@ -453,15 +456,16 @@ class PlanKeeper:
         self._requests = first.request.placement.concurrency
         planned = await self._make(first, self._loads.settle(), self._making)
         if reached is None:  # a draft's device counts as well as its target's
-            possible = self._obstacles.list_possible(self.proposal.plan, starved)
-            reached = predict_running(possible, planned.proposal.cluster, planned.proposal.wanted)
-        await self._take(planned, reached)
+            reached = predict_running(alive, planned.proposal.cluster, planned.proposal.wanted)
+        await self._take(planned, alive, reached)
 
-    async def _take(self, planned: StartPlan, reached: Sequence[Prediction]) -> None:
-        """Run another plan where that is worth a move by the objective, compared with what the running one reaches.
-        Raises OutriderError, with the reason, where it is not, or its workers do not start."""
+    async def _take(self, planned: StartPlan, alive: Sequence[ReplicaPlacement], reached: Sequence[Prediction]) -> None:
+        """Run another plan where that is worth a move by the objective, compared with what the running one reaches,
+        and its workers have room beside those that run. Raises OutriderError, with the reason, where it is not, or they
+        do not start."""
         moves, reason = weigh_move(self.proposal.plan, planned.proposal, reached)
         if moves:
+            refuse_crowding(alive, planned.proposal)
             await self._move(planned, reason)
         else:
             self._adopt(planned, reason)
