@@ -73,6 +73,9 @@ class DaemonError(OutriderError):
     """The daemon cannot start, or its model failed before it served."""
 
 
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}  # OpenAI's, by status
+
+
 class RequestError(OutriderError):
     """A request that cannot be served, with the fields of OpenAI's error object."""
 
@@ -81,7 +84,6 @@ class RequestError(OutriderError):
         message: str,
         *,
         status: int = 400,
-        kind: str = "invalid_request_error",
         code: str | None = None,
         param: str | None = None,
         retry_after_s: int | None = None,
@@ -90,7 +92,7 @@ class RequestError(OutriderError):
         super().__init__(message)
         self.message = message
         self.status = status
-        self.kind = kind
+        self.kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s
@@ -153,4 +155,4 @@ def build_replaced_error(*, begun: bool) -> RequestError:
         text = "the model was replaced since this answer began, and another one cannot go on with it"
         return RequestError(f"{text}: send the request again as a new one", status=410, code="model_replaced")
     text = "the model was replaced while this request was read: send it again"
-    return RequestError(text, status=503, kind="server_error", code="model_replaced", retry_after_s=1)
+    return RequestError(text, status=503, code="model_replaced", retry_after_s=1)

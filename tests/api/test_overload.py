@@ -110,7 +110,7 @@ async def test_an_outline_that_cannot_be_read_is_the_clients_mistake():
 @pytest.mark.parametrize("size", [10, MIB])
 async def test_where_there_is_no_room_nothing_is_tokenised_and_the_connection_lives(size):
     control, tokenizer = ScriptedControl(), Watched()
-    control.no_room = RequestError("full", status=429, kind="rate_limit_error", code="queue_full", retry_after_s=7)
+    control.no_room = RequestError("full", status=429, code="queue_full", retry_after_s=7)
     async with client_of(app_over(control, tokenizer=tokenizer, max_body=8 * MIB)) as client:
         with pytest.raises(openai.RateLimitError) as refused:
             await client.completions.create(model="toy", prompt="0" * size)

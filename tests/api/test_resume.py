@@ -207,7 +207,7 @@ async def test_a_stream_without_a_key_is_cancelled_at_once_and_can_be_resumed():
 
 
 async def test_a_refused_request_leaves_its_key_free():
-    busy = RequestError("the queue is full", status=429, kind="rate_limit_error", code="queue_full", retry_after_s=1)
+    busy = RequestError("the queue is full", status=429, code="queue_full", retry_after_s=1)
     control = ScriptedControl(error=busy)
     async with client_over(control, book_of()) as client:
         key = {"Idempotency-Key": "k"}
@@ -217,7 +217,7 @@ async def test_a_refused_request_leaves_its_key_free():
 
 
 async def test_a_stream_that_failed_half_way_goes_on_when_it_is_asked_for_again():
-    lost = RequestError("the server is shutting down", status=503, kind="server_error", code="interrupted")
+    lost = RequestError("the server is shutting down", status=503, code="interrupted")
     control = ScriptedControl(error=lost, error_at=1)
     async with client_over(control, book_of()) as client:
         key = SSE | {"Idempotency-Key": "k"}

@@ -24,7 +24,7 @@ from policies.serving.routing import RoutedRequest
 from tests.api.support import READY, TOKENIZER, ScriptedControl, api_settings, serving
 from tests.support.ready import change_ready
 
-FULL = RequestError("full", status=429, kind="rate_limit_error", code="queue_full", retry_after_s=3)
+FULL = RequestError("full", status=429, code="queue_full", retry_after_s=3)
 ASK = {"prompt": "hello", "max_tokens": 4}
 
 

@@ -113,11 +113,11 @@ async def test_a_request_counts_once_whatever_its_sequences():
 
 
 async def test_a_failed_request_misses_and_a_refused_one_is_not_judged():
-    failed = RequestError("it failed", status=500, kind="server_error", code="failed")
-    refused = RequestError("full", status=429, kind="rate_limit_error", code="queue_full", retry_after_s=3)
+    failed = RequestError("it failed", status=500, code="failed")
+    refused = RequestError("full", status=429, code="queue_full", retry_after_s=3)
     assert await count_request(ScriptedControl(error=failed)) == {"met": 0.0, "missed": 1.0}
     assert await count_request(ScriptedControl(error=refused)) == {"met": 0.0, "missed": 0.0}
-    away = RequestError("shutting down", status=503, kind="server_error", code="interrupted", retry_after_s=10)
+    away = RequestError("shutting down", status=503, code="interrupted", retry_after_s=10)
     assert await count_request(ScriptedControl(error=away)) == {"met": 0.0, "missed": 0.0}
     assert await count_request(ScriptedControl(error=away, error_at=1)) == {"met": 0.0, "missed": 1.0}
 

@@ -87,7 +87,6 @@ def miss_turn(what: str, waited_s: float, retry_after_s: float) -> RequestError:
     return RequestError(
         f"{what} did not come within {waited_s:.3g} s; send it again",
         status=HTTPStatus.TOO_MANY_REQUESTS,
-        kind="rate_limit_error",
         code="translation_timeout",
         retry_after_s=max(1, math.ceil(retry_after_s)),
     )

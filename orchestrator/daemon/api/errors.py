@@ -149,7 +149,7 @@ def unforeseen(error: Exception, request: str, *, words: bool = False) -> Reques
     `words`: the exceptions' messages are logged too. They may hold a request's text.
     """
     _log.error("request failed", request=request, exception=where_it_broke(error, words=words))
-    return RequestError("the server failed on this request; its log says why", status=500, kind="server_error")
+    return RequestError("the server failed on this request; its log says why", status=500)
 
 
 def _instead(path: str) -> str:

@@ -211,7 +211,7 @@ class WebGate:
 
     def _refuse(self, scope: Scope, what: str, message: str) -> RequestError:
         self._audit.refuse(scope, what, "", None)
-        return RequestError(message, status=403, kind="permission_error", code=f"{what}_not_allowed")
+        return RequestError(message, status=403, code=f"{what}_not_allowed")
 
 
 def strip_port(host: str) -> str:

@@ -170,7 +170,6 @@ class KeyGate:
             return RequestError(
                 f"this API key is not for {needed} (it is for {', '.join(record.scopes) or 'nothing'})",
                 status=403,
-                kind="permission_error",
                 code="key_scope",
             )
         return None
@@ -216,6 +215,4 @@ def _read_key(scope: Scope) -> str:
 
 def _build_refusal(*, sent: bool) -> RequestError:
     message = f"this API key is not known here; {_WAY_OUT}" if sent else f"an API key is needed: {_WAY_OUT}"
-    return RequestError(
-        message, status=401, kind="authentication_error", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
-    )
+    return RequestError(message, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

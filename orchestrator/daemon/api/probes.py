@@ -180,7 +180,6 @@ def _build_stalled_error(decode: dict[str, Any]) -> RequestError:
     return RequestError(
         f"decoding is stalled: {decode['streams']} requests are live and {last}",
         status=503,
-        kind="server_error",
         code="decode_stalled",
         retry_after_s=NOT_READY_RETRY_S,
     )

@@ -163,7 +163,7 @@ class QuestionReader:
                     raise refuse_gone()
         except TimeoutError:
             text = "the request's time was over before its model was loaded; give it longer, or try again later"
-            error = RequestError(text, status=504, kind="server_error", code="deadline_exceeded", param="timeout_s")
+            error = RequestError(text, status=504, code="deadline_exceeded", param="timeout_s")
             raise error from None
         return 0.0 if bound_s is None else max(_LEAST_S, bound_s - (self._clock.monotonic_s() - begun_s))
 

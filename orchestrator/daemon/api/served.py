@@ -347,7 +347,6 @@ def not_ready(control: Control, name: str = "", *, whole: bool = True) -> Reques
     return RequestError(
         f"{whose} {'is kept from work' if held else f'is {view.phase}'}{detail}",
         status=503,
-        kind="server_error",
         code="model_cordoned" if held else "model_not_ready",
         retry_after_s=NOT_READY_RETRY_S,
     )

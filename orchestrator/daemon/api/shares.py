@@ -123,7 +123,6 @@ def build_refusal(message: str, code: str, after_s: float) -> RequestError:
     return RequestError(
         message,
         status=HTTPStatus.TOO_MANY_REQUESTS,
-        kind="rate_limit_error",
         code=code,
         retry_after_s=min(_MAX_RETRY_AFTER_S, max(1, math.ceil(after_s))),
     )

@@ -74,7 +74,7 @@ async def next_item(reader: Reader, end_s: float, clock: Clock) -> Delta | Reque
         if reader.stream.committed:
             return Delta(reader.stream.key, [], DEADLINE, reader.stream.last_stats)
         message = "the request's time was over before its first token came; give it longer, or try again later"
-        return RequestError(message, status=504, kind="server_error", code="deadline_exceeded", param="timeout_s")
+        return RequestError(message, status=504, code="deadline_exceeded", param="timeout_s")
 
 
 class Observers:

@@ -334,13 +334,7 @@ def _log_end(job: Job, end: JobEnded | Killed) -> None:
 
 
 def _away(message: str) -> RequestError:
-    return RequestError(
-        message,
-        status=HTTPStatus.SERVICE_UNAVAILABLE,
-        kind="server_error",
-        code="sandbox_away",
-        retry_after_s=1,
-    )
+    return RequestError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, code="sandbox_away", retry_after_s=1)
 
 
 def _popen(descriptor: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -135,8 +135,7 @@ class BatchStore:
             ended = next((batch.id for batch in self.batches.values() if not batch.live), None)
             if ended is None:
                 text = f"{len(self.batches)} batches run or wait, as many as may be (batches.max_batches)"
-                status, kind = HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"
-                raise RequestError(text, status=status, kind=kind, code="batches_full", retry_after_s=60)
+                raise RequestError(text, status=429, code="batches_full", retry_after_s=60)
             self._forget(self.batches, ended)
         with _refusing():
             self.save(batch)
@@ -222,7 +221,7 @@ def _refusing() -> Iterator[None]:
         status = HTTPStatus.INSUFFICIENT_STORAGE if is_full(error) else HTTPStatus.INTERNAL_SERVER_ERROR
         code = "storage_full" if is_full(error) else None
         text = f"the server cannot keep it: {error.strerror}"
-        raise RequestError(text, status=status, kind="server_error", code=code) from error
+        raise RequestError(text, status=status, code=code) from error
 
 
 def _open_private(path: str, flags: int) -> int:

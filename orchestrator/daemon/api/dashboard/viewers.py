@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -53,13 +52,7 @@ class Viewers:
         """Count one more viewer. Raises RequestError 429 where there are too many."""
         if self._watching >= self._most:
             text = f"{self._most} people look at the dashboard already"
-            raise RequestError(
-                text,
-                status=HTTPStatus.TOO_MANY_REQUESTS,
-                kind="rate_limit_error",
-                code="too_many_viewers",
-                retry_after_s=5,
-            )
+            raise RequestError(text, status=429, code="too_many_viewers", retry_after_s=5)
         self._watching += 1
         try:
             yield

@@ -75,7 +75,6 @@ class ModelGate:
         error = RequestError(
             f"the model is not loaded: {why}",
             status=503,
-            kind="server_error",
             code="model_not_loaded",
             retry_after_s=_RETRY_AFTER_S,
         )

@@ -302,5 +302,5 @@ def _build_refusal(event: Refused, stream: Stream) -> RequestError:
     if event.kind == "not_finite":
         return RequestError(f"{event.message}, twice", status=422, code="not_finite", headers=NO_RETRY)
     if event.kind == "elsewhere":
-        return RequestError(event.message, status=503, kind="server_error", code="failed", retry_after_s=1)
-    return RequestError(event.message, status=500, kind="server_error", code="failed")
+        return RequestError(event.message, status=503, code="failed", retry_after_s=1)
+    return RequestError(event.message, status=500, code="failed")

@@ -182,7 +182,6 @@ class Residency:
         error = RequestError(
             f"the model {self._why}",
             status=503,
-            kind="server_error",
             code="model_not_loaded",
             retry_after_s=_RETRY_AFTER_S,
         )

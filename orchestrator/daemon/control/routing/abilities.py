@@ -47,7 +47,7 @@ def refuse_unable(submit: Submit, replicas: Sequence[Replica], *, has_tokens: bo
     param = lacks[0][2]
     if has_tokens:
         text = f"no replica can go on with an answer with {param!r}: {members}"
-        return RequestError(text, status=503, kind="server_error", code="cannot_go_on", retry_after_s=1)
+        return RequestError(text, status=503, code="cannot_go_on", retry_after_s=1)
     return RequestError(f"no replica serves a request with {param!r}: {members}", code="unsupported", param=param)
 
 

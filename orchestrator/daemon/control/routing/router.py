@@ -85,7 +85,7 @@ class Router:
         return [*self._cancel(stream), *answers]
 
     def end_all(self, message: str, now_s: float) -> list[Action]:
-        error = RequestError(message, status=503, kind="server_error", code="interrupted", retry_after_s=10)
+        error = RequestError(message, status=503, code="interrupted", retry_after_s=10)
         return [action for stream in self._streams.live() for action in self.end(stream, now_s, error)]
 
     def fail_over(self, stream: Stream, why: str, kind: str, now_s: float) -> None:

@@ -71,7 +71,6 @@ def refuse_or_pass(
         raise RequestError(
             f"the model is {phase}{detail}" if phase != FAILED else f"the model has failed{detail}",
             status=503,
-            kind="server_error",
             code=f"model_{phase}",
             retry_after_s=_RETRY_AFTER_S[phase],
         )
@@ -80,13 +79,12 @@ def refuse_or_pass(
         raise RequestError(
             f"the model is restarting: {view.detail}",
             status=503,
-            kind="server_error",
             code="model_restarting",
             retry_after_s=math.ceil(max(1.0, min(replica.back_in_s for replica in tried))),
         )
     if why := describe_held(view):
         retry_after_s = _RETRY_AFTER_S["draining"]
-        raise RequestError(why, status=503, kind="server_error", code="model_cordoned", retry_after_s=retry_after_s)
+        raise RequestError(why, status=503, code="model_cordoned", retry_after_s=retry_after_s)
     places = sum(places_of(replica) for replica in view.replicas)
     load_s = view.residency.load_s if view.residency is not None else 0.0
     refuse_crowd(Crowd(view.streams, len(tried), places, load_s), limits, streams, now_s, request)
@@ -158,7 +156,7 @@ def refuse_crowd(crowd: Crowd, limits: ControlLimits, streams: Streams, now_s: f
 
 
 def _busy(message: str, code: str, retry_after_s: int) -> RequestError:
-    return RequestError(message, status=429, kind="rate_limit_error", code=code, retry_after_s=retry_after_s)
+    return RequestError(message, status=429, code=code, retry_after_s=retry_after_s)
 
 
 def places_of(replica: ReplicaView) -> int:
