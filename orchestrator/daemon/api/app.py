@@ -14,6 +14,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from adapters.tokenizer import Tokenizer
 from orchestrator.clock import Clock
 from orchestrator.daemon.api import errors, probes, tokenize, translate
 from orchestrator.daemon.api.answer_stream import AnswerAssembler, AnswerReader, EventStream, KeepAlive, unless_gone
@@ -48,7 +49,6 @@ from orchestrator.daemon.api.load_wait import LoadWait
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.metrics.page import MetricsPage
 from orchestrator.daemon.api.openapi import describe, operation
-from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.question import (
     AnswerHead,
     AnswerWriter,
@@ -185,7 +185,7 @@ class ApiRoutes:
         model: ServedModel,
         question: Question,
         submits: Sequence[Submit],
-        tokenizer: TokenizerPort,
+        tokenizer: Tokenizer,
         arrived_s: float,
     ) -> Response:
         body = question.body
@@ -215,7 +215,7 @@ class ApiRoutes:
         request: Request,
         question: Question,
         submits: Sequence[Submit],
-        tokenizer: TokenizerPort,
+        tokenizer: Tokenizer,
         arrived_s: float,
         kept: Resumption | None,
         variant: VariantReport | None = None,

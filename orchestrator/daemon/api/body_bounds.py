@@ -18,8 +18,8 @@ import msgspec
 from backports import zstd
 from starlette.requests import Request
 
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.doors.signatures import read_signature
-from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.shares import build_refusal
 from orchestrator.daemon.api.wire import MAX_SEQUENCES
 from orchestrator.errors import ContextExceeded, RequestError
@@ -149,7 +149,7 @@ async def read_body(request: Request, share: BodyShare, most: int) -> bytes:
     return bytes(body)
 
 
-def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_parameter_bytes: int) -> None:
+def refuse_oversized(raw: bytes, tokenizer: Tokenizer, max_tokens: int, max_parameter_bytes: int) -> None:
     """Raise ContextExceeded where a prompt of this body has more tokens than `max_tokens`, whatever they are. Raise
     RequestError where the rest is larger than `max_parameter_bytes`. Passes whatever it cannot judge and is not
     large."""
@@ -183,7 +183,7 @@ def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_
 
 
 def _check_messages(
-    raw: msgspec.Raw, param: str, tokenizer: TokenizerPort, max_tokens: int, max_parameter_bytes: int
+    raw: msgspec.Raw, param: str, tokenizer: Tokenizer, max_tokens: int, max_parameter_bytes: int
 ) -> None:
     messages = _decode(_decode_messages, raw, f"'{param}' is no list of messages", "invalid_value", param)
     _refuse_if_above(len(messages), max_tokens, param)
@@ -202,7 +202,7 @@ def _check_messages(
             _refuse_if_above(count, max_tokens, param)
 
 
-def _count_content(raw: msgspec.Raw, param: str, tokenizer: TokenizerPort, enough: int, *, inside: bool = True) -> int:
+def _count_content(raw: msgspec.Raw, param: str, tokenizer: Tokenizer, enough: int, *, inside: bool = True) -> int:
     """Return how many tokens a text, or a list of parts with texts, has at the least. `inside`: those of contents that
     parts have are counted too."""
     first = _begin(raw)[:1]
@@ -221,7 +221,7 @@ def _count_content(raw: msgspec.Raw, param: str, tokenizer: TokenizerPort, enoug
     return count
 
 
-def _check_prompts(raw: msgspec.Raw, tokenizer: TokenizerPort, max_tokens: int) -> None:
+def _check_prompts(raw: msgspec.Raw, tokenizer: Tokenizer, max_tokens: int) -> None:
     """Check each prompt: one text, one list of token ids, or a list of such."""
     begin = _begin(raw)
     several = begin[:1] == b"[" and begin[1:].lstrip()[:1] in (b'"', b"[")
@@ -233,7 +233,7 @@ def _check_prompts(raw: msgspec.Raw, tokenizer: TokenizerPort, max_tokens: int) 
         _refuse_if_above(least, max_tokens, param)
 
 
-def _count_texts(texts: list[str], tokenizer: TokenizerPort, enough: int) -> int:
+def _count_texts(texts: list[str], tokenizer: Tokenizer, enough: int) -> int:
     count = 0
     for text in texts:
         if count > enough:

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from starlette.responses import Response
 
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.answer_stream import EventStream, KeepAlive
 from orchestrator.daemon.api.errors import CLIENT_CLOSED
-from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.question import AnswerHead, AnswerSource, AnswerWriter, Question
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
@@ -57,7 +57,7 @@ class LoadWait:
 def _build_writer(question: Question) -> AnswerWriter:
     """Return what says that a request came to nothing, in its API's form. It writes no token, and needs no
     tokenizer."""
-    nothing = cast(TokenizerPort, None)
+    nothing = cast(Tokenizer, None)
     model, request_id = question.body.model or "", question.id_prefix.rstrip("-_")
     head = AnswerHead(request_id, 0, model, [[]], _tell_nothing, "coupled", nothing)
     return question.build_writer(head)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.daemon.api.port import TokenizerPort
+from adapters.tokenizer import Tokenizer
 from policies.sampling.logprobs import TokenScore
 
 
@@ -29,7 +29,7 @@ class Echo:
     starts: tuple[int, ...]
 
     @classmethod
-    def of(cls, ids: Sequence[int], given: str | None, tokenizer: TokenizerPort) -> Echo:
+    def of(cls, ids: Sequence[int], given: str | None, tokenizer: Tokenizer) -> Echo:
         """Return a prompt's echo. `given`: its text, where it was given as text; a begin token that the model adds
         to it is not shown."""
         pieces = [tokenizer.token_bytes(token) for token in ids]
@@ -49,7 +49,7 @@ class Echo:
         return tuple(map(ScoredToken, self.ids, self.starts, (None, *scores)))
 
 
-def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: TokenizerPort) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return a chat choice's `logprobs`."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: TokenizerPort) -> di
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: TokenizerPort) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return a completion choice's `logprobs`: `top_logprobs` has the chosen token beside the likeliest."""
 
     def format_token(token: int) -> str:

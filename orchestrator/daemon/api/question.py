@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
-from orchestrator.daemon.api.port import TokenizerPort
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.resume import EventCursor
 from orchestrator.daemon.api.served import ServedModels
 from orchestrator.daemon.api.streaming import Answer, Piece
@@ -122,7 +122,7 @@ class AnswerHead:
     prompts: Sequence[Sequence[int]]
     tell_source: TellSource
     rule: Rule
-    tokenizer: TokenizerPort
+    tokenizer: Tokenizer
     cursor: EventCursor | None = None
     warnings: tuple[str, ...] = ()
 

@@ -15,6 +15,7 @@ import msgspec
 from fastapi import Request
 from structlog.contextvars import get_contextvars
 
+from adapters.tokenizer import Tokenizer
 from orchestrator.clock import Clock
 from orchestrator.daemon.api import translate
 from orchestrator.daemon.api.answer_stream import unless_gone
@@ -23,7 +24,6 @@ from orchestrator.daemon.api.body_work import DeadlyBodies, WorkLanes
 from orchestrator.daemon.api.grammar_checks import GrammarChecks
 from orchestrator.daemon.api.keys import OWNER
 from orchestrator.daemon.api.load_wait import LoadWait, refuse_gone
-from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.question import Question, ReadQuestion, rename_parameters
 from orchestrator.daemon.api.served import ServedModel, ServedModels
 from orchestrator.daemon.api.settings import ApiSettings
@@ -75,12 +75,12 @@ class QuestionReader:
 
     async def read(
         self, request: Request, parse: ReadQuestion, wait: LoadWait | None, holding: ExitStack, *, new: bool
-    ) -> tuple[ServedModel, Question, Sequence[Submit], TokenizerPort]:
+    ) -> tuple[ServedModel, Question, Sequence[Submit], Tokenizer]:
         """Read a body by `parse` and translate it for the model that it names, off the event loop. `holding` keeps that
         in memory, and `wait` is told where it is loaded first. `new`: it needs room. Raises RequestError."""
         owner = request.scope.get(OWNER, "")
 
-        def work(raw: bytes, model: ServedModel) -> tuple[Question, list[Submit], TokenizerPort]:
+        def work(raw: bytes, model: ServedModel) -> tuple[Question, list[Submit], Tokenizer]:
             known = model.find_ready()
             if known is not None:
                 refuse_oversized(raw, *known, self._settings.limits.max_parameters)
@@ -167,7 +167,7 @@ class QuestionReader:
             raise error from None
         return 0.0 if bound_s is None else max(_LEAST_S, bound_s - (self._clock.monotonic_s() - begun_s))
 
-    def _choose_template(self, body: CompletionRequest | ChatRequest, tokenizer: TokenizerPort) -> TokenizerPort:
+    def _choose_template(self, body: CompletionRequest | ChatRequest, tokenizer: Tokenizer) -> Tokenizer:
         """Return the tokenizer with the chat template that a request brings. Raises RequestError where that is not
         allowed."""
         if not isinstance(body, ChatRequest) or not body.chat_template:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import Response
 
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.errors import body_of, parse_body
 from orchestrator.daemon.api.logprobs import ScoredToken, chat_logprobs, completion_logprobs
-from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.question import AnswerHead, AnswerWriter, Question, describe_effective_speculation
 from orchestrator.daemon.api.resume import CALLS, END, OPENING, TEXT
 from orchestrator.daemon.api.streaming import Answer, Piece
@@ -175,7 +175,7 @@ def _ask(
     body: CompletionRequest | ChatRequest,
     route: str,
     id_prefix: str,
-    render: Callable[[Sequence[ScoredToken], TokenizerPort], dict[str, Any]],
+    render: Callable[[Sequence[ScoredToken], Tokenizer], dict[str, Any]],
 ) -> Question:
     def build_writer(head: AnswerHead) -> Envelope:
         logprobs = None if body.wanted_logprobs is None else lambda tokens: render(tokens, head.tokenizer)

@@ -10,10 +10,10 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from adapters.tokenizer import Tokenizer
 from orchestrator.clock import Clock
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.metrics.goodput_series import NO_PRICE, HourlyPrice
-from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.batches.lines import BatchLine
 from orchestrator.daemon.control.port import Control
@@ -115,7 +115,7 @@ class ServedTarget:
     always in memory."""
 
     control: Control
-    tokenizer: Callable[[], TokenizerPort | None]
+    tokenizer: Callable[[], Tokenizer | None]
     name: Callable[[], str]
     terms: TargetTerms = field(default_factory=TargetTerms)
     trial: CanaryTrial | None = None
@@ -184,7 +184,7 @@ class ServedModel:
         """A request is taken in: meanwhile its model is not idle."""
         return nullcontext() if self.gate is None else self.gate.hold_model()
 
-    def find_served(self) -> tuple[TokenizerPort, Ready] | None:
+    def find_served(self) -> tuple[Tokenizer, Ready] | None:
         """Return the tokenizer and what the worker says that it belongs to, once a worker was ready. Thread-safe."""
         while True:
             ready, tokenizer = self.control.view().ready, self._target.tokenizer()
@@ -194,19 +194,19 @@ class ServedModel:
             if now is not None and now.model.digest == ready.model.digest:  # a reload may put another model there
                 return tokenizer, ready
 
-    def find_ready(self) -> tuple[TokenizerPort, int] | None:
+    def find_ready(self) -> tuple[Tokenizer, int] | None:
         """Return the tokenizer and the context's length, once a worker was ready."""
         served = self.find_served()
         return None if served is None else (served[0], served[1].model.context_tokens)
 
-    def require_served(self) -> tuple[TokenizerPort, Ready]:
+    def require_served(self) -> tuple[Tokenizer, Ready]:
         """Return what `find_served` does. Raises RequestError 503 before a worker was ready."""
         served = self.find_served()
         if served is None:
             raise not_ready(self.control)
         return served
 
-    def require_ready(self) -> tuple[TokenizerPort, int]:
+    def require_ready(self) -> tuple[Tokenizer, int]:
         """Return the tokenizer and the context's length. Raises RequestError 503 before a worker was ready."""
         tokenizer, ready = self.require_served()
         return tokenizer, ready.model.context_tokens

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from adapters.token_texts import TokenTextDecoder
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.logprobs import Echo, ScoredToken
-from orchestrator.daemon.api.port import StreamDecoder, TokenizerPort
 from orchestrator.daemon.api.tools.calls import (
     CallArguments,
     CallBegins,
@@ -82,7 +83,7 @@ class StopSearch:
         return text.find(stop, max(0, self.quiet_end - place - len(stop) + 1))
 
 
-def find_control_stops(stops: Sequence[str], tokenizer: TokenizerPort) -> dict[int, str]:
+def find_control_stops(stops: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:
     """Return the stop strings that are a control token's text, by that token. Decoded text never has them."""
     control_stops: dict[int, str] = {}
     for stop in stops:
@@ -108,7 +109,7 @@ class TextAssembler:
 
     def __init__(
         self,
-        decoder: StreamDecoder,
+        decoder: TokenTextDecoder,
         stops: Sequence[str],
         quiet_tokens: int = 0,
         parser: OutputParser | None = None,
@@ -417,7 +418,7 @@ class _HeldTokens:
 
 
 def choices_of(
-    body: CompletionRequest | ChatRequest, submits: Sequence[Submit], tokenizer: TokenizerPort, now_s: float
+    body: CompletionRequest | ChatRequest, submits: Sequence[Submit], tokenizer: Tokenizer, now_s: float
 ) -> list[Choice]:
     """Return how the text of each choice is made. They come prompt by prompt."""
     echoes: list[Echo | None] = [None] * (len(submits) // body.n)
@@ -448,8 +449,8 @@ def choices_of(
 
 
 def _read_text(
-    body: CompletionRequest | ChatRequest, tokenizer: TokenizerPort, form: str, quiet_tokens: int
-) -> tuple[StreamDecoder, list[str], int, OutputParser | None]:
+    body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, form: str, quiet_tokens: int
+) -> tuple[TokenTextDecoder, list[str], int, OutputParser | None]:
     """Return what a TextAssembler is made of: for a chat with a parser of the model's form."""
     if not isinstance(body, ChatRequest):
         return tokenizer.decoder(), body.stops, quiet_tokens, None
@@ -458,7 +459,7 @@ def _read_text(
 
 
 def _split_thoughts(
-    body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: TokenizerPort
+    body: CompletionRequest | ChatRequest, submit: Submit, tokenizer: Tokenizer
 ) -> ThoughtSplitter | None:
     if not isinstance(body, ChatRequest) or body.reasoning_format == "none":
         return None

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api import errors
 from orchestrator.daemon.api.body_bounds import refuse_oversized
 from orchestrator.daemon.api.conversation import (
@@ -21,7 +22,6 @@ from orchestrator.daemon.api.conversation import (
     collect_keywords,
 )
 from orchestrator.daemon.api.openapi import operation
-from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.question import SharedGround
 from orchestrator.daemon.api.responses import json_response
 from orchestrator.daemon.api.translate import chat_prompt
@@ -112,7 +112,7 @@ class TokenizerInfo(Body):
 
 
 def install_tokenize_routes(app: FastAPI, served: SharedGround) -> None:
-    def parse(model: type[_Asked], raw: bytes) -> tuple[_Asked, TokenizerPort, int]:
+    def parse(model: type[_Asked], raw: bytes) -> tuple[_Asked, Tokenizer, int]:
         """Parse a body, unless its text is far larger than any that could be served."""
         named = served.models.choose(raw)
         tokenizer, context = named.require_ready()
@@ -155,7 +155,7 @@ def install_tokenize_routes(app: FastAPI, served: SharedGround) -> None:
         return await served.do_with_body(request, detokenize_body)
 
 
-def _tokens(body: TokenizeRequest, tokenizer: TokenizerPort) -> list[int]:
+def _tokens(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     if body.messages is not None:
         return chat_prompt(
             body.messages,
@@ -170,5 +170,5 @@ def _tokens(body: TokenizeRequest, tokenizer: TokenizerPort) -> list[int]:
     return tokenizer.encode_prompt(text, special=True)
 
 
-def _text(tokenizer: TokenizerPort, token: int) -> str:
+def _text(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.token_bytes(token).decode("utf-8", "replace")

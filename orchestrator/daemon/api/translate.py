@@ -13,8 +13,8 @@ import msgspec
 
 from adapters.chat_template import TemplateEnded, is_failure
 from adapters.contract import AdapterError
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.conversation import Message, Prediction, Tool, render_tool_messages
-from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.schemas.prepare import PreparedSchema, prepare_schema
 from orchestrator.daemon.api.schemas.walk import Node, SchemaRefused
 from orchestrator.daemon.api.streaming import find_control_stops
@@ -87,7 +87,7 @@ class WrittenGrammar:
 def write_grammar(
     request: CompletionRequest | ChatRequest,
     most_bytes: int,
-    tokenizer: TokenizerPort,
+    tokenizer: Tokenizer,
     answer_param: str = "response_format",
 ) -> WrittenGrammar:
     """Return the grammar that a request asks for, its calls in the model's form. `answer_param`: what its route calls
@@ -189,7 +189,7 @@ class Translation:
     the context's, instead of a refusal."""
 
     request_id: str
-    tokenizer: TokenizerPort
+    tokenizer: Tokenizer
     context_tokens: int
     make_seed: MakeSeed
     bounds: AcceptanceBounds
@@ -289,7 +289,7 @@ class Translation:
         )
 
 
-def _read_prediction(prediction: Prediction, tokenizer: TokenizerPort, context_tokens: int) -> bytes:
+def _read_prediction(prediction: Prediction, tokenizer: Tokenizer, context_tokens: int) -> bytes:
     """Return the expected answer as of packed_tokens. Raises RequestError where no answer can be so long."""
     tokens = tokenizer.encode(prediction.text, special=False)
     if len(tokens) > context_tokens:
@@ -297,12 +297,12 @@ def _read_prediction(prediction: Prediction, tokenizer: TokenizerPort, context_t
     return pack_tokens(tokens)
 
 
-def prompt_of(request: ChatRequest, tokenizer: TokenizerPort) -> list[int]:
+def prompt_of(request: ChatRequest, tokenizer: Tokenizer) -> list[int]:
     """Return the prompt of a chat as tokens. Raises RequestError."""
     return chat_prompt(request.messages, tokenizer, request.offered, keywords=request.template_keywords)
 
 
-def list_idle(request: CompletionRequest | ChatRequest, tokenizer: TokenizerPort) -> list[str]:
+def list_idle(request: CompletionRequest | ChatRequest, tokenizer: Tokenizer) -> list[str]:
     """Return the fields of a request that this model's template does not look at, and those that no model knows."""
     if not isinstance(request, ChatRequest):
         return []
@@ -320,7 +320,7 @@ def describe_unused(fields: Sequence[str]) -> list[str]:
 
 def chat_prompt(
     messages: Sequence[Message],
-    tokenizer: TokenizerPort,
+    tokenizer: Tokenizer,
     tools: Sequence[Tool] = (),
     *,
     add_generation_prompt: bool = True,
@@ -344,7 +344,7 @@ def chat_prompt(
         raise RequestError(_explain(error, tokenizer), param="messages") from error
 
 
-def _explain(error: AdapterError, tokenizer: TokenizerPort) -> str:
+def _explain(error: AdapterError, tokenizer: Tokenizer) -> str:
     """Say whose fault it is that messages cannot be rendered: theirs, or the template's."""
     fault = ""
     if not isinstance(error, TemplateEnded):  # a second try would take as long
@@ -355,7 +355,7 @@ def _explain(error: AdapterError, tokenizer: TokenizerPort) -> str:
     return str(error) if is_failure(error) else f"the chat template refuses these messages: {error}"
 
 
-def _read_prompt(prompt: Prompt, tokenizer: TokenizerPort, param: str, suffix: str) -> list[int]:
+def _read_prompt(prompt: Prompt, tokenizer: Tokenizer, param: str, suffix: str) -> list[int]:
     """Return a prompt as tokens; with a suffix, the one behind which what stands between the two is written. Raises
     RequestError."""
     if not isinstance(prompt, str):
@@ -374,7 +374,7 @@ def _read_prompt(prompt: Prompt, tokenizer: TokenizerPort, param: str, suffix: s
     return ids
 
 
-def _list_fill_ends(request: CompletionRequest | ChatRequest, tokenizer: TokenizerPort) -> frozenset[int]:
+def _list_fill_ends(request: CompletionRequest | ChatRequest, tokenizer: Tokenizer) -> frozenset[int]:
     """Return what ends a text that was filled in, beside the model's ends."""
     marks = tokenizer.fill_tokens if isinstance(request, CompletionRequest) and request.suffix else None
     return frozenset() if marks is None else marks.ends
@@ -388,7 +388,7 @@ def _check_fits(prompt: int, wanted: int, context: int, param: str, bound: str) 
         raise ContextExceeded(context, prompt, param=param, wanted_tokens=wanted, bound=bound)
 
 
-def _read_dry(request: Generation, tokenizer: TokenizerPort) -> Dry | None:
+def _read_dry(request: Generation, tokenizer: Tokenizer) -> Dry | None:
     """Return the penalty on repetitions that a request asks for; None where it asks for none."""
     if not request.dry_multiplier or not request.dry_penalty_last_n:
         return None
@@ -418,7 +418,7 @@ def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, f
 
 
 def _bind_grammar(
-    submit: Submit, request: CompletionRequest | ChatRequest, written: WrittenGrammar, tokenizer: TokenizerPort
+    submit: Submit, request: CompletionRequest | ChatRequest, written: WrittenGrammar, tokenizer: Tokenizer
 ) -> Submit:
     """Bind an answer by its grammar. One that ignores the model's end takes it only where nothing else may follow: to
     a grammar it is the end of the text."""

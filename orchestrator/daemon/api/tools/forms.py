@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from adapters.output_form import LISTS
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.conversation import Tool
-from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.tools.calls import OutputParser, ToolCallParser
 from orchestrator.daemon.api.tools.grammar import can_write, choose_writer
 from orchestrator.daemon.api.tools.harmony import CONTROLS, HarmonyParser
@@ -33,7 +33,7 @@ _MARKS: Final = {
 """What calls are written with that may be control tokens, which text leaves out."""
 
 
-def choose_call_form(body: ChatRequest, tokenizer: TokenizerPort) -> str:
+def choose_call_form(body: ChatRequest, tokenizer: Tokenizer) -> str:
     """Return the form in which calls come. A model whose template knows no tools was told of Hermes', and it is what
     binds an answer where no grammar says how the model's own is written."""
     form = tokenizer.output_form
@@ -49,7 +49,7 @@ def find_answer_schema(body: ChatRequest) -> dict[str, Any] | None:
     return body.response_format.wanted_schema if body.response_format is not None else None
 
 
-def choose_marks(body: ChatRequest, tokenizer: TokenizerPort) -> frozenset[str]:
+def choose_marks(body: ChatRequest, tokenizer: Tokenizer) -> frozenset[str]:
     """Return the control tokens that the parser of an answer is to see."""
     form = choose_call_form(body, tokenizer)
     if form == "harmony":
@@ -58,7 +58,7 @@ def choose_marks(body: ChatRequest, tokenizer: TokenizerPort) -> frozenset[str]:
     return frozenset((*tags, *(_MARKS.get(form, ()) if body.offered else ())))
 
 
-def build_parser(body: ChatRequest, tokenizer: TokenizerPort, form: str) -> OutputParser | None:
+def build_parser(body: ChatRequest, tokenizer: Tokenizer, form: str) -> OutputParser | None:
     """Return what finds calls in an answer in this form; None where there is nothing to find."""
     tools = body.forced or body.offered
     names = [tool.function.name for tool in tools]
@@ -70,7 +70,7 @@ def build_parser(body: ChatRequest, tokenizer: TokenizerPort, form: str) -> Outp
     return ToolCallParser(names, build_syntax(form, _list_schemas(tools)), forced=forced, single=single)
 
 
-def build_thought_splitter(body: ChatRequest, prompt: Sequence[int], tokenizer: TokenizerPort) -> ThoughtSplitter:
+def build_thought_splitter(body: ChatRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> ThoughtSplitter:
     """Return what tells thoughts from text behind this prompt."""
     # A grammar holds from the first token on: what it writes is no thought.
     bound = bool(body.forced) or find_answer_schema(body) is not None
@@ -78,7 +78,7 @@ def build_thought_splitter(body: ChatRequest, prompt: Sequence[int], tokenizer: 
     return ThoughtSplitter(tags, opened=not bound and opens_thought(prompt, tokenizer, tags[0]))
 
 
-def _choose_tags(tokenizer: TokenizerPort) -> tuple[str, str]:
+def _choose_tags(tokenizer: Tokenizer) -> tuple[str, str]:
     return _SEED if tokenizer.template_shows(_SEED[0]) else _TAGS.get(tokenizer.output_form or "", _THINK)
 
 

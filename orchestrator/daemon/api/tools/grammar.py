@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from adapters.output_form import LISTS
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.conversation import Tool
-from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.tools.harmony import CHANNEL, CONSTRAIN, MESSAGE
 from orchestrator.daemon.api.tools.syntaxes import CLOSE, DEEPSEEK_CONTROLS, OPEN
 
@@ -90,7 +90,7 @@ _WRITERS: Final[Mapping[str, CallWriter]] = {
 }
 
 
-def choose_writer(form: str, tokenizer: TokenizerPort) -> CallWriter | None:
+def choose_writer(form: str, tokenizer: Tokenizer) -> CallWriter | None:
     """Return how calls of a form are written for this model; None where no grammar says that."""
     if form == "mistral" and tokenizer.find_control("[ARGS]") is not None:
         return _WRITERS["mistral named"]
@@ -139,7 +139,7 @@ class GrammarText:
     """Writes one grammar. `tokenizer`: says which marks are control tokens, which stand for themselves in a grammar."""
 
     def __init__(
-        self, writer: CallWriter, tools: Sequence[Tool], schemas: Mapping[str, Schema], tokenizer: TokenizerPort
+        self, writer: CallWriter, tools: Sequence[Tool], schemas: Mapping[str, Schema], tokenizer: Tokenizer
     ) -> None:
         self._writer, self._tools, self._schemas = writer, tools, schemas
         marks = {mark: tokenizer.find_control(mark) for mark in _list_marks(writer)}

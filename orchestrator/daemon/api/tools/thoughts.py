@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.daemon.api.port import TokenizerPort
+from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.tools.calls import Part, Text, Thought, join_pieces, measure_begun
 
 # Of a prompt in which a template may have opened a thought. Longer than any such opening.
@@ -74,7 +74,7 @@ class ThoughtSplitter:
         return [Text(text)] if text else []
 
 
-def opens_thought(prompt: Sequence[int], tokenizer: TokenizerPort, tag: str) -> bool:
+def opens_thought(prompt: Sequence[int], tokenizer: Tokenizer, tag: str) -> bool:
     """Return whether a prompt ends with the opening tag of a thought, as some chat templates do."""
     if not prompt:
         return False
