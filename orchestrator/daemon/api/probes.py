@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,26 +13,21 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.daemon.api import errors
 from orchestrator.daemon.api.answers import DecodeHealth, Health, Live, Readiness, Started, Version
 from orchestrator.daemon.api.keys import STRANGER
-from orchestrator.daemon.api.metrics.page import MetricsPage
 from orchestrator.daemon.api.openapi import operation
-from orchestrator.daemon.api.served import NOT_READY_RETRY_S, ServedModel, ServedModels, not_ready
+from orchestrator.daemon.api.served import NOT_READY_RETRY_S, ServedModel, not_ready
 from orchestrator.daemon.control.replicas.shortfall import list_shortfall, list_wanted
 from orchestrator.daemon.control.state import DRAINING, FAILED, READY, RESTARTING, STARTING, UNLOADED
 from orchestrator.daemon.control.streams.admission import describe_held
 from orchestrator.daemon.journal.standing import JournalView
 from orchestrator.errors import RequestError
 
+if TYPE_CHECKING:  # it imports us
+    from orchestrator.daemon.api.app import ApiRoutes
+
 _BEST_FIRST = (READY, RESTARTING, STARTING, UNLOADED, DRAINING, FAILED)
 
 
-class Probed(Protocol):
-    """What these routes need of the API."""
-
-    models: ServedModels
-    page: MetricsPage
-
-
-def install_probe_routes(app: FastAPI, api: Probed, journal: Callable[[], JournalView]) -> None:
+def install_probe_routes(app: FastAPI, api: ApiRoutes, journal: Callable[[], JournalView]) -> None:
     """`?model=NAME` asks for one model alone. Probes ask for no key; where there are keys, those
     without one see no hosts and no paths. `journal` returns how that stands."""
 

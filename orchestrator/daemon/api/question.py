@@ -11,14 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Final, Protocol, TypeVar
-
-from fastapi import Request
-from starlette.responses import Response
+from typing import Any, Final
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.resume import EventCursor
-from orchestrator.daemon.api.served import ServedModels
 from orchestrator.daemon.api.streaming import Answer, Piece
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
 from orchestrator.daemon.control.port import StateView
@@ -33,7 +29,6 @@ SPECULATION_HEADER = "X-Outrider-Speculation"
 STANDBY_HEADER = "X-Outrider-Standby"
 COMMENT: Final = b": keep-alive\n\n"
 """An event that readers of server-sent events leave out, as the standard says."""
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,17 +228,3 @@ def rename_parameters(error: RequestError, names: Mapping[str, str]) -> RequestE
 
 ReadQuestion = Callable[[bytes], Question]
 """Reads a body. Raises RequestError."""
-
-
-class SharedGround(Protocol):
-    """What routes beside those of chats and completions need of the API."""
-
-    @property
-    def models(self) -> ServedModels: ...
-
-    @property
-    def max_parameter_bytes(self) -> int: ...
-
-    async def answer(self, request: Request, read: ReadQuestion) -> Response: ...
-
-    async def do_with_body(self, request: Request, work: Callable[[bytes], _T]) -> _T: ...

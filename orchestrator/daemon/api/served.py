@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.metrics.goodput_series import NO_PRICE, HourlyPrice
 from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.batches.lines import BatchLine
+from orchestrator.daemon.control.loops.model_roster import ModelGate
 from orchestrator.daemon.control.port import Control
 from orchestrator.daemon.control.rollout.canary import CanaryTrial
 from orchestrator.daemon.control.state import FAILED, READY, STARTING, UNLOADED
@@ -97,17 +98,6 @@ class TargetTerms:
     loras: tuple[str, ...] = ()
 
 
-class LoadGate(Protocol):
-    """How requests come to a model that they load (control.loops.model_roster.ModelGate)."""
-
-    @property
-    def request_timeout_s(self) -> float: ...
-
-    def hold_model(self) -> AbstractContextManager[None]: ...
-
-    async def wait_readable(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ServedTarget:
     """One model, as the daemon hands it over. `tokenizer` gives None until a worker was ready; `name` may give "" until
@@ -119,7 +109,7 @@ class ServedTarget:
     name: Callable[[], str]
     terms: TargetTerms = field(default_factory=TargetTerms)
     trial: CanaryTrial | None = None
-    gate: LoadGate | None = None
+    gate: ModelGate | None = None
 
 
 class ServedModel:

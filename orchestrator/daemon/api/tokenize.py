@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
 from pydantic import Field, model_validator
@@ -22,11 +22,13 @@ from orchestrator.daemon.api.conversation import (
     collect_keywords,
 )
 from orchestrator.daemon.api.openapi import operation
-from orchestrator.daemon.api.question import SharedGround
 from orchestrator.daemon.api.responses import json_response
 from orchestrator.daemon.api.translate import chat_prompt
 from orchestrator.daemon.api.wire import keep_known
 from orchestrator.errors import ContextExceeded, RequestError
+
+if TYPE_CHECKING:  # it imports us
+    from orchestrator.daemon.api.app import ApiRoutes
 
 _LEAST_BOUND = 65_536  # as below, for models of short contexts
 _CONTEXTS = 4
@@ -111,7 +113,7 @@ class TokenizerInfo(Body):
     chat_template: str | None
 
 
-def install_tokenize_routes(app: FastAPI, served: SharedGround) -> None:
+def install_tokenize_routes(app: FastAPI, served: ApiRoutes) -> None:
     def parse(model: type[_Asked], raw: bytes) -> tuple[_Asked, Tokenizer, int]:
         """Parse a body, unless its text is far larger than any that could be served."""
         named = served.models.choose(raw)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from orchestrator.daemon.api.keys import Keys
 from orchestrator.daemon.api.tls import Certificate
 from orchestrator.daemon.bootstrap.reload import Reloader
+from orchestrator.daemon.systemd.notify import Notifier
 from orchestrator.errors import ConfigError, RequestError
 from orchestrator.telemetry import get_logger
 
 _log = get_logger(__name__)
 _T = TypeVar("_T")
-
-
-class Notifier(Protocol):
-    """What systemd hears; both come in pairs."""
-
-    def begin_reload(self) -> None: ...
-    def end_reload(self, problem: str = "") -> None: ...
 
 
 class ReloadQueue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -25,8 +25,10 @@ from orchestrator.daemon.api.batches.uploads import receive_form
 from orchestrator.daemon.api.body_bounds import unpack_stream
 from orchestrator.daemon.api.keys import OWNER
 from orchestrator.daemon.api.openapi import operation
-from orchestrator.daemon.api.question import SharedGround
 from orchestrator.errors import RequestError
+
+if TYPE_CHECKING:  # it imports us
+    from orchestrator.daemon.api.app import ApiRoutes
 
 MAX_METADATA = 16  # OpenAI's
 _Record = TypeVar("_Record", FileRecord, BatchRecord)
@@ -46,7 +48,7 @@ _FORM = {
 }
 
 
-def install_batch_routes(app: FastAPI, service: BatchService | None, reader: SharedGround) -> None:
+def install_batch_routes(app: FastAPI, service: BatchService | None, reader: ApiRoutes) -> None:
     """Without a service the routes answer 404."""
     _install_file_routes(app, service)
     _install_batch_routes(app, service, reader)
@@ -98,7 +100,7 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
         return FileResponse(store.path_of(record.id), media_type="application/jsonl")
 
 
-def _install_batch_routes(app: FastAPI, service: BatchService | None, reader: SharedGround) -> None:
+def _install_batch_routes(app: FastAPI, service: BatchService | None, reader: ApiRoutes) -> None:
     @app.post("/v1/batches", **operation(CreateBatch, BatchObject, statuses=(400, 401, 404, 413, 415, 429, 500, 507)))
     async def create_batch(request: Request) -> Response:
         batches = _require(service)

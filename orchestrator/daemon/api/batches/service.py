@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.daemon.api.batches.records import BatchRecord, CreateBatch, LineError
 from orchestrator.daemon.api.batches.store import BatchStore, build_batch
+from orchestrator.daemon.api.served import ServedModels
 from orchestrator.daemon.batches.lines import BatchError, BatchInput, BatchLine, LinePlace, NoRoom, read_input
 from orchestrator.daemon.batches.results import ResultFile, encode_line, open_results, read_results
 from orchestrator.daemon.batches.run import Answer, BatchProgress, BatchRun, Outage
@@ -36,18 +37,10 @@ Ask = Callable[[BatchLine, str, str, Callable[[], None]], Awaitable[Answer]]
 _log = get_logger(__name__)
 
 
-class BatchPlaces(Protocol):
-    """Which model a line waits for ("": for none), and whether it has a place to spare now."""
-
-    def name_line(self, line: BatchLine) -> str: ...
-
-    def has_place_for_batches(self, name: str) -> bool: ...
-
-
 class BatchService:
     """`ask` gets a line, the request's id, whose it is and what is called when it is decoded."""
 
-    def __init__(self, store: BatchStore, places: BatchPlaces, ask: Ask, clock: Clock) -> None:
+    def __init__(self, store: BatchStore, places: ServedModels, ask: Ask, clock: Clock) -> None:
         self.store = store
         self.line_counts = {"completed": 0, "failed": 0}
         self._ask = ask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -21,10 +21,13 @@ from orchestrator.daemon.api.doors.messages.writer import MessageWriter
 from orchestrator.daemon.api.doors.parts import refuse_resumption
 from orchestrator.daemon.api.errors import ANTHROPIC, parse_body
 from orchestrator.daemon.api.openapi import operation
-from orchestrator.daemon.api.question import AnswerHead, Question, SharedGround
+from orchestrator.daemon.api.question import AnswerHead, Question
 from orchestrator.daemon.api.responses import json_response
 from orchestrator.daemon.api.translate import prompt_of
 from orchestrator.errors import RequestError
+
+if TYPE_CHECKING:  # it imports us
+    from orchestrator.daemon.api.app import ApiRoutes
 
 _VERSION_HEADER = "anthropic-version"
 _FIRST_VERSION = "2023-06-01"
@@ -32,7 +35,7 @@ _VERSION = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 _COUNT = f"{ANTHROPIC}/count_tokens"
 
 
-def install_messages_routes(app: FastAPI, api: SharedGround) -> None:
+def install_messages_routes(app: FastAPI, api: ApiRoutes) -> None:
     def describe(request: Any, answer: Any, statuses: tuple[int, ...], events: Any = None) -> dict[str, Any]:
         return operation(request, answer, events=events, statuses=statuses, error=MessageErrorBody)
 

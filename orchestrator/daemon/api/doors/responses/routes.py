@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -22,10 +22,13 @@ from orchestrator.daemon.api.errors import parse_body
 from orchestrator.daemon.api.follow import RESPONSE_PREFIX
 from orchestrator.daemon.api.keys import OWNER
 from orchestrator.daemon.api.openapi import operation
-from orchestrator.daemon.api.question import AnswerHead, Question, SharedGround
+from orchestrator.daemon.api.question import AnswerHead, Question
 from orchestrator.daemon.api.responses import json_response
 from orchestrator.daemon.api.translate import prompt_of
 from orchestrator.errors import RequestError
+
+if TYPE_CHECKING:  # it imports us
+    from orchestrator.daemon.api.app import ApiRoutes
 
 ROUTE = "/v1/responses"
 _STATUSES = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)  # HTTP's
@@ -36,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 class ResponsesRoutes:
     """The routes' shared ground."""
 
-    def __init__(self, api: SharedGround, store: ResponseStore) -> None:
+    def __init__(self, api: ApiRoutes, store: ResponseStore) -> None:
         self._api = api
         self._store = store
 
@@ -118,7 +121,7 @@ class ResponsesRoutes:
         return keep
 
 
-def install_responses_routes(app: FastAPI, api: SharedGround, store: ResponseStore) -> None:
+def install_responses_routes(app: FastAPI, api: ApiRoutes, store: ResponseStore) -> None:
     routes = ResponsesRoutes(api, store)
     create = operation(ResponsesRequest, ResponseObject, events=ResponseEvent, statuses=_STATUSES)
     app.post(ROUTE, **create)(routes.create)
