@@ -31,8 +31,7 @@ class Daemon:
     as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon said.")] = False
 
     def find_place(self) -> Place:
-        """Return where to ask it: what is named, else OUTRIDER_URL, else the admin socket of cluster.yaml. Raises
-        ConfigError."""
+        """Return where to ask: what is named, OUTRIDER_URL, or cluster.yaml's admin socket. Raises ConfigError."""
         return self.url or self.socket or socket_of(self.config, self.port)
 
     def ask(

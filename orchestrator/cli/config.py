@@ -161,7 +161,6 @@ def _show_effective(config: ClusterConfig, path: Path, socket: Path | None, *, a
 
 
 def _find_other(setting: Setting, running: dict[str, str] | None) -> str | None:
-    """Return what runs instead of a value; None where it is the same, or no daemon was asked."""
     if running is None:
         return None
     now = running.get(setting.name, "(not there)")
@@ -170,7 +169,6 @@ def _find_other(setting: Setting, running: dict[str, str] | None) -> str | None:
 
 
 def _ask_daemon(config: ClusterConfig, socket: Path | None) -> dict[str, str] | None:
-    """Return the values that a daemon runs; None where none answers."""
     from orchestrator.cli.daemon_socket import StatusError, query_daemon
     from orchestrator.config.load import admin_socket_path
 

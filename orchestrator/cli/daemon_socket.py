@@ -142,7 +142,6 @@ def socket_of(config: Path | None, port: int | None) -> Place:
 
 
 def ask_daemon_of(config: ClusterConfig, route: str = "/admin/status") -> dict[str, Any] | None:
-    """Return what the daemon of a configuration says; None where none answers."""
     from orchestrator.config.load import admin_socket_path
 
     try:

@@ -103,8 +103,7 @@ def examine(path: Path | None = None) -> list[Check]:
 
 
 def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
-    """Return a cluster.yaml and whether this machine can do what it asks for; the defaults where there is none, or it
-    cannot be read."""
+    """Return a cluster.yaml, or the defaults, and whether this machine can do what it asks for."""
     from orchestrator.config.load import load_config, load_or_default, parse_config
     from orchestrator.config.model import ClusterConfig
     from orchestrator.config.source_text import read_text

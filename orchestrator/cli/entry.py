@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 
 class StatusOptions(NamedTuple):
-    """The options of `outrider status` that are read here."""
-
     config: Path | None = None
     port: int | None = None
     socket: Path | None = None
@@ -19,7 +17,6 @@ class StatusOptions(NamedTuple):
 
 
 def main() -> None:
-    """Run the command line."""
     options = read_options(sys.argv[1:])
     if options is not None and _show(options):
         return

@@ -69,7 +69,6 @@ def _print_drafters(request: dict[str, Any]) -> None:
 
 
 def describe_leaving(share: dict[str, Any]) -> str:
-    """Return why a drafter was left alone, or its draft was not taken, in so many rounds each."""
     reasons = {
         "a cheaper draft promised enough": share["spared"],
         "others were chosen": share["off"],
@@ -91,7 +90,6 @@ def describe_unasked(request: dict[str, Any]) -> str:
 
 
 def describe_history(request: dict[str, Any]) -> list[str]:
-    """Return in lines what became of a request."""
     ended, took_s = request["state"], request["took_s"]
     if took_s is not None:
         ended = f"ended after {took_s:.2f} s ({request['outcome']})"
@@ -130,7 +128,6 @@ def describe_variant(request: dict[str, Any], canary: dict[str, Any] | None) -> 
 
 
 def describe_prediction(request: dict[str, Any]) -> str:
-    """Return in a line what the request's own prediction brought."""
     verified, right = request["predicted"], request["predicted_right"]
     share = f" ({right / request['tokens']:.0%} of the output)" if request["tokens"] else ""
     return f"prediction: {request['prediction_tokens']} tokens, {verified} of them verified, {right} accepted{share}"
@@ -150,7 +147,6 @@ def _print_route(route: dict[str, Any], model: str) -> None:
 
 
 def describe_route(route: dict[str, Any]) -> list[str]:
-    """Return in lines what was asked for, and what was chosen why."""
     request = route["request"]
     line = f"{route['request_id']}, attempt {route['attempt']}, {route['age_s']:.1f} s ago: "
     line += f"{request['prompt_tokens']} tokens of prompt, {request['output_tokens']} expected"

@@ -26,7 +26,6 @@ _Context = Any
 _Command = Any
 GROUP = "outrider.commands"
 LABORATORY = ("bench", "simulate")
-"""The commands of outrider-lab."""
 INSTALL = "pip install ./outrider_lab-VERSION-py3-none-any.whl, or pip install -e tools/lab in a checkout"
 
 
@@ -42,7 +41,6 @@ class LazyGroup(TyperGroup):
         self.commands = names  # the names alone, which are offered where one is mistyped
 
     def list_commands(self, ctx: _Context) -> list[str]:
-        """Return the names of the commands. Imports none."""
         return list(self.places)
 
     def shell_complete(self, ctx: _Context, incomplete: str) -> list[Any]:
@@ -52,7 +50,6 @@ class LazyGroup(TyperGroup):
         return [CompletionItem(name) for name in self.list_commands(ctx) if name.startswith(incomplete)]
 
     def get_command(self, ctx: _Context, cmd_name: str) -> _Command:
-        """Return a command, imported now; None where the table has none of that name."""
         place = self.places.get(cmd_name)
         if place is None:
             return None

@@ -47,7 +47,6 @@ def health(
 
 
 def show_health(answer: dict[str, Any]) -> None:
-    """Print the parts that are not healthy."""
     for model in answer["models"]:
         name = f"the model '{model['model']}'" if model["model"] else "the model"
         if model["phase"] != "ready":

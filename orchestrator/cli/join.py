@@ -63,7 +63,6 @@ def _add_token(token_file: Path | None) -> dict[str, str]:
 
 
 async def _keep(keeper: NodeKeeper) -> None:
-    """Keep the node until SIGTERM or Ctrl-C."""
     import asyncio
 
     keeping = asyncio.create_task(keeper.keep_node(), name="keep the Ray node")

@@ -66,8 +66,7 @@ def logs(
 
 
 def read_age_s(since: str, now_s: float) -> float:
-    """Return how long ago a time was, in seconds. It is a span as in 10m, or a time of ISO 8601, local where it names
-    no zone. Raises BadParameter."""
+    """Return how long ago a time was, in seconds: a span as in 10m, or ISO 8601. Raises BadParameter."""
     if span := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", since):
         return float(span[1]) * _UNIT_S[span[2]]
     try:
@@ -77,7 +76,6 @@ def read_age_s(since: str, now_s: float) -> float:
 
 
 def describe_page(page: dict[str, Any]) -> list[str]:
-    """Return what is not on a page, and who has it."""
     notes = []
     if page["left_out"]:
         notes.append(f"{page['left_out']} older lines are not shown; --lines shows more")
@@ -89,7 +87,6 @@ def describe_page(page: dict[str, Any]) -> list[str]:
 
 
 def build_printer() -> Any:
-    """Return what prints an entry for people: time, level, event, and its fields."""
     from rich.console import Console
     from rich.text import Text
 

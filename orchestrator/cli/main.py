@@ -62,11 +62,9 @@ class _Commands(LazyGroup):
         self.commands.update(names)  # names alone, as of its own ones
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands. Imports none."""
         return list(dict.fromkeys([*_OWN, *list_names()]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, imported now; None where nobody brings one of that name."""
         return super().get_command(ctx, cmd_name) or find_command(cmd_name)
 
 

@@ -96,7 +96,6 @@ def prune(config: ConfigFile = None, yes: Yes = False, as_json: AsJson = False) 
 
 
 def _list_served(config: ClusterConfig) -> list[dict[str, Any]] | None:
-    """Return the models of the daemon that runs, and whether they are in memory; None where none answers."""
     from orchestrator.cli.daemon_socket import ask_daemon_of
 
     answer = ask_daemon_of(config, "/admin/status?most_devices=0")

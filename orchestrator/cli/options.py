@@ -19,23 +19,19 @@ KINDS: Final = ("device", "host", "worker")
 
 
 def complete_worker(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return workers."""
     return _begin_with(incomplete, list_names(_ask(ctx), "worker"))
 
 
 def complete_part(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return devices, hosts and workers."""
     status = _ask(ctx)
     return _begin_with(incomplete, [name for kind in KINDS for name in list_names(status, kind)])
 
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return models."""
     return _begin_with(incomplete, [target["model"] for target in _list_targets(_ask(ctx)) if target["model"]])
 
 
 def list_names(status: dict[str, Any] | None, kind: str) -> list[str]:
-    """Return the names of the parts of a kind that a daemon tells of."""
     names: list[str] = []
     for target in _list_targets(status):
         if kind == "worker":
@@ -89,7 +85,6 @@ def confirm(what: str, *, yes: bool) -> None:
 
 
 def print_json(data: Any) -> None:
-    """Print plain data for programs."""
     print(json.dumps(data, indent=1))
 
 

@@ -70,8 +70,7 @@ def plan(
 
 
 def _print_learnt(proposal: PlanProposal, running: Mapping[str, Any]) -> None:
-    """Print what a daemon that runs has learnt and the plan does not say: replicas that are out, and what was left out
-    where workers were refused."""
+    """Print what a running daemon has learnt beyond the plan: replicas that are out, runtimes that refused."""
     out = [wanted["why"] for wanted in (*running["missing"], *running["unmet"])]
     for line in (*out, *running["assumed"]):
         if line not in proposal.assumed:
@@ -158,8 +157,7 @@ def _propose_sketch(
     profiles: Path | None,
     placed: tuple[ClusterConfig, Path, tuple[TakenPlace, ...]] | None,
 ) -> PlanProposal:
-    """Return what is planned for a cluster that is not there. `placed`: a target of cluster.yaml, and what others have;
-    None: the sketch's own target."""
+    """Return the plan for a cluster that is not there. `placed`: a target, and what others have (None: its own)."""
     from dataclasses import replace
 
     from device_profiles.store import ProfileStore
@@ -251,7 +249,6 @@ def _load_plan(
 
 
 def _find_running(config: Path | None, model: str | None) -> dict[str, Any] | None:
-    """Return the plan that the daemon of a configuration runs; None where no daemon answers, or it runs none."""
     from orchestrator.cli.daemon_socket import StatusError
 
     try:

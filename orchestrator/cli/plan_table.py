@@ -51,7 +51,6 @@ def print_proposal(proposal: PlanProposal, running: Sequence[str] = (), *, expla
 
 
 def print_diff(diff: PlanDiff, before: str, after: str, currency: str) -> None:
-    """Print what is different between two plans, whose prices are in that currency."""
     console = wide_console()
     if not diff.changes:
         console.print("nothing would change", markup=False)
@@ -148,7 +147,6 @@ def _print_predictions(plan: Plan) -> None:
 
 
 def _describe_share(prediction: Prediction, plan: Plan) -> str:
-    """Return what routing is predicted to send a replica, of the requests and of the tokens."""
     requests = sum(replica.prediction.requests or 0 for replica in plan.replicas)
     if not prediction.requests:
         return f"none of {requests} requests: others end them sooner"

@@ -15,8 +15,7 @@ _FATES: Final = {
 
 
 def print_pool(pool: Mapping[str, Any]) -> None:
-    """Print `groups` and `losses` as plain data has them (policies.serving.failover.pool). `figures`: what tokens a
-    second are, "predicted" or "measured"."""
+    """Print `groups` and `losses` as plain data has them. `figures`: what tokens a second are."""
     title = f"groups of equal bits; streams change them by failover.other_bits: {pool['other_bits']}"
     rows = [
         (group["group"], ", ".join(group["members"]), ", ".join(group["then"]) or "nobody") for group in pool["groups"]

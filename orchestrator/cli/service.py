@@ -123,8 +123,7 @@ def _choose(
 
 
 def _read_token(root: Path, token_file: Path | None) -> str:
-    """Return the token of the cluster that is to be joined; "" where an earlier install has it. Raises
-    ServiceError."""
+    """Return the token of the cluster that is to be joined; "" where an earlier install has it. Raises ServiceError."""
     from orchestrator.daemon.systemd.files import TOKEN, ServiceError, below
 
     if token_file is None and below(root, TOKEN).is_file():

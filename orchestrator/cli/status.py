@@ -20,7 +20,6 @@ _UNLOADED_FOR = {"idle": "rest", "room": "another model's room"}
 
 
 def build_tables(answer: dict[str, Any]) -> Iterator[Table]:
-    """Yield a table for each model."""
     from rich.table import Table
 
     from orchestrator.plain_table import add_row
@@ -80,7 +79,6 @@ def _list_parts(
 
 
 def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return where it is, what it serves, how fast, and how many requests there are."""
     detail = f" ({answer['detail']})" if answer["detail"] else ""
     ready, gauges, totals = answer["ready"], answer["gauges"], answer["totals"]
     degraded = ", DEGRADED" if answer["phase"] == "ready" and answer["serving"]["missing"] else ""
@@ -113,13 +111,11 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def cluster_line(cluster: dict[str, Any]) -> str:
-    """Return where the head of a Ray cluster is, and which hosts it knows."""
     known, lost = ", ".join(cluster["alive"]), ", ".join(cluster["lost"])
     return f"Ray's head at {cluster['address']} knows {known}{f'; LOST {lost}' if lost else ''}"
 
 
 def speed_rows(speed: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Return tokens per second and the time to the first token, as far as there were any."""
     if speed is None:
         return []
     line = f"{speed['tokens_per_s']:.1f} tokens/s in the last {speed['window_s']:g} s"
@@ -133,7 +129,6 @@ def speed_rows(speed: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def drafts_line(ready: dict[str, Any], totals: dict[str, Any]) -> str:
-    """Return who drafts, how many tokens, and what that begins with, or came to."""
     if not ready["drafters"] or not ready["max_depth"]:
         why = ready["no_drafts"] or "every token is the target's own"
         return f"none: {why}"
@@ -189,7 +184,6 @@ def _list_rest(count: int, what: str) -> list[tuple[str, str]]:
 
 
 def health_line(part: dict[str, Any]) -> str:
-    """Return how a part is that something went wrong with, and until when nothing is started there."""
     wait = f"; nothing is started there for {part['wait_s']:.0f} s" if part["wait_s"] else ""
     why = f": {part['why']}" if part["why"] else ""
     return f"{part['state'].replace('_', '-').upper()}{why}{wait}"
@@ -200,7 +194,6 @@ _SCARCE_SHARE: Final = 0.1
 
 
 def device_line(device: dict[str, Any]) -> str:
-    """Return what a device does: whose its time is, its memory, temperature and power."""
     parts = []
     if device["ours"] is not None:
         shares = (("ours", device["ours"]), ("other programs", device["others"]), ("idle", device["idle"]))
@@ -224,7 +217,6 @@ def device_line(device: dict[str, Any]) -> str:
 
 
 def scaling_line(scaling: dict[str, Any]) -> str:
-    """Return how many replicas there are and are to be, and why."""
     ready = "" if scaling["ready"] == scaling["there"] else f", {scaling['ready']} of them ready"
     line = f"{scaling['there']} replicas{ready}; {scaling['wanted']} wanted, of {scaling['least']} to {scaling['most']}"
     last = f"; last change: {scaling['last']}" if scaling["last"] else ""
@@ -232,7 +224,6 @@ def scaling_line(scaling: dict[str, Any]) -> str:
 
 
 def residency_line(residency: dict[str, Any]) -> str:
-    """Return whether a model that need not stay is in memory, and how often it came and went."""
     why = f" ({residency['why']})" * bool(residency["why"])
     waiting = f", {residency['waiting']} requests wait for it" * bool(residency["waiting"])
     unloads = ", ".join(f"{count} for {_UNLOADED_FOR[reason]}" for reason, count in residency["unloads"].items())
@@ -241,7 +232,6 @@ def residency_line(residency: dict[str, Any]) -> str:
 
 
 def draft_store_line(store: dict[str, Any]) -> str:
-    """Return where answers are kept for drafts, what that brings, and what is wrong with it."""
     whose = "shared by all keys" if store["shared"] else "each key its own"
     lookups = store["hits"] + store["misses"] + store["late"]
     line = f"{store['location']}, {whose}; {store['hits']} of {lookups} lookups found answers"
@@ -252,7 +242,6 @@ def draft_store_line(store: dict[str, Any]) -> str:
 
 
 def recent_outputs_line(recent: dict[str, Any]) -> str:
-    """Return what users' last answers are kept, and how many requests were given some."""
     return f"{recent['tokens']} tokens of {recent['users']} user tags, given to {recent['given']} requests"
 
 
@@ -269,7 +258,6 @@ def cost_line(costs: dict[str, Any]) -> str:
 
 
 def objectives_line(slo: dict[str, Any]) -> str:
-    """Return what requests are to have, and what they had of late."""
     lines = []
     for name, objective in slo["objectives"].items():
         seen = "-" if objective["seen_ms"] is None else f"{objective['seen_ms']:.0f}"
@@ -278,7 +266,6 @@ def objectives_line(slo: dict[str, Any]) -> str:
 
 
 def goodput_line(slo: dict[str, Any]) -> str:
-    """Return how many requests met all their objectives, of late and ever."""
     ended = slo["met"] + slo["missed"]
     return (
         f"{slo['goodput_per_s']:.2f} requests/s met every objective in the last {slo['window_s']:g} s; "
@@ -287,7 +274,6 @@ def goodput_line(slo: dict[str, Any]) -> str:
 
 
 def _host_line(host: dict[str, Any]) -> str:
-    """Return what a host of the cluster has, or why it is left out."""
     if host["left_out"]:
         return f"LEFT OUT: {host['left_out']}"
     named = ((f"{device['adapter']}:{device['device']}", device["memory_bytes"]) for device in host["devices"])
@@ -298,7 +284,6 @@ def _host_line(host: dict[str, Any]) -> str:
 
 
 def memory_bound_line(bound: dict[str, Any]) -> str:
-    """Return what forwards are kept to after one of them ran out of memory."""
     return (
         f"forwards of {bound['rows']} of {bound['most_rows']} rows, {bound['sequences']} sequences at most, "
         f"loosened every {bound['holds_s']:g} s; {bound['last']}"
@@ -306,7 +291,6 @@ def memory_bound_line(bound: dict[str, Any]) -> str:
 
 
 def canary_line(canary: dict[str, Any]) -> str:
-    """Return what is tried, for whom, and what came of it; `outrider canary` has the figures."""
     line = f"{canary['phase'].replace('_', ' ')}; {canary['effective_share']:.1%} of new requests get "
     line += "; ".join(canary["differs"])
     decision = canary["decision"]
@@ -363,7 +347,6 @@ def _remote(remote: dict[str, Any] | None) -> str:
 
 
 def replica_line(replica: dict[str, Any]) -> str:
-    """Return where one of several replicas runs and how it does."""
     ready, gauges = replica["ready"], replica["gauges"]
     bits = f", its tokens may differ: {replica['unlike']}" if replica["unlike"] else ""
     standby = f"; STANDS IN{bits}" if replica["standby"] and replica["streams"] else ""
@@ -382,7 +365,6 @@ def replica_line(replica: dict[str, Any]) -> str:
 
 
 def server_part(gauges: dict[str, Any] | None) -> str:
-    """Return what an endpoint's server does for all its clients, as a part of a line."""
     server = gauges["server"] if gauges else None
     if not server:
         return ""
@@ -394,7 +376,6 @@ def server_part(gauges: dict[str, Any] | None) -> str:
 
 
 def draft_line(draft: dict[str, Any], answer: dict[str, Any]) -> str:
-    """Return where a draft worker runs, for whom where there are several replicas, and how it does."""
     line = f"{_phase(draft)}; {draft['worker'] or 'no process yet'}, {draft['restarts']} restarts"
     if len(answer["replicas"]) > 1:
         named = {replica["name"]: f"replica {replica['engine']}" for replica in answer["replicas"]}
@@ -413,7 +394,6 @@ def _phase(worker: dict[str, Any]) -> str:
 
 
 def _cores(cores: list[int]) -> str:
-    """Return which cores a worker may run on."""
     return spans(cores) if cores else "not known"
 
 
@@ -438,7 +418,6 @@ def _format_planned(replicas: list[dict[str, Any]]) -> str:
 
 
 def _list_drafters(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return what each replica says of each of its drafters, and what grammars drafted there."""
     rows = []
     known = [replica for replica in replicas if replica["gauges"]]
     for (whose, gauges), replica in zip(pair_gauges(replicas), known, strict=True):
@@ -454,7 +433,6 @@ def _list_drafters(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _name_draft(draft: dict[str, Any], drafts: list[dict[str, Any]]) -> str:
-    """Return what a draft worker is called: with its number where there are several of one draft."""
     name = f"draft worker {draft['name']}"
     several = sum(other["name"] == draft["name"] for other in drafts) > 1
     return f"{name} number {draft['number']}" if several else name

@@ -12,7 +12,6 @@ PRUNE = "outrider models prune"
 
 
 def plan_line(plan: dict[str, Any]) -> str:
-    """Return what the running plan predicts, what came of it, and what it rests on."""
     line = f"best for {plan['objective']}; {plan['predicted_tokens_per_s']:.1f} tokens/s predicted"
     if plan["missing"]:
         lost = ", ".join(replica["name"] for replica in plan["missing"])
@@ -32,27 +31,23 @@ def plan_line(plan: dict[str, Any]) -> str:
 
 
 def list_weak_points(plan: dict[str, Any]) -> list[str]:
-    """Return which figures of the running plan do not hold, are estimates or were measured on a busy machine, and what
-    is to be measured later."""
+    """Return which of the plan's figures do not hold or are estimates, and what is to be measured later."""
     later = plan["to_measure"]
     measured = [f"when nobody asks, {len(later)} more are measured: {', '.join(later)}"] if later else []
     return [*plan["drifted"], *plan["doubts"], *measured]
 
 
 def store_line(store: Mapping[str, Any]) -> str:
-    """Return what the model store takes, and how much of it could go."""
     used = f"{human_bytes(store['used_bytes'])} in use by the configuration"
     could_go = f", {human_bytes(store['unused_bytes'])} could go (`{PRUNE}`)" if store["unused"] else ""
     return f"{store_total_line(store)}: {used}{could_go}"
 
 
 def store_total_line(store: Mapping[str, Any]) -> str:
-    """Return what the model store takes, and of how many models."""
     return f"{human_bytes(store['total_bytes'])} in {store['root']}, of {store['sources']} source(s)"
 
 
 def speculation_rows(speculation: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the operator's bounds, and the overrides of engines and sessions that stand."""
     rows = [("speculation", bounds_line(speculation["bounds"]))]
     if speculation["canary_bounds"]:
         rows.append(("speculation of the canary", bounds_line(speculation["canary_bounds"])))
@@ -61,7 +56,6 @@ def speculation_rows(speculation: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def bounds_line(bounds: dict[str, Any] | None) -> str:
-    """Return the bounds that no override passes."""
     if bounds is None:
         return "the model is not ready yet"
     if not bounds["enabled"]:
@@ -83,7 +77,6 @@ def _override_line(recorded: dict[str, Any]) -> str:
 
 
 def warning_rows(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return the warnings of low acceptance that stand, and what can be done about each."""
     return [
         (f"LOW ACCEPTANCE of {warning['drafter']}{whose}", _warning_line(warning))
         for whose, gauges in pair_gauges(replicas)
@@ -92,7 +85,6 @@ def warning_rows(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def pair_gauges(replicas: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the gauges of every replica that told some, and whose they are where there are several."""
     several = len(replicas) > 1
     return [
         (f" of replica {replica['engine']}" * several, replica["gauges"]) for replica in replicas if replica["gauges"]

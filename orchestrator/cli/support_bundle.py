@@ -164,8 +164,6 @@ def _list_versions() -> dict[str, Any]:
 
 
 def _collect_pages(path: Place, status: dict[str, Any]) -> Iterator[Part]:
-    """Yield what the daemon says over its admin socket."""
-
     def fetch_json(route: str) -> str:
         return _format_json(query_daemon(path, route))
 

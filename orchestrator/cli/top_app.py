@@ -38,17 +38,14 @@ class FleetTable(DataTable[Text]):
         self.filter_text = ""
 
     def on_mount(self) -> None:
-        """Make the columns."""
         for column in self._shown:
             self.add_column(column.name)
 
     def show(self, rows: list[list[Cell]]) -> None:
-        """Show these rows."""
         self._rows = rows
         self.refresh_rows()
 
     def turn_sort(self, *, reverse: bool) -> None:
-        """Sort by the next column, or by the same one the other way round."""
         if reverse:
             self.descending = not self.descending
         else:
@@ -58,7 +55,6 @@ class FleetTable(DataTable[Text]):
         self.refresh_rows()
 
     def refresh_rows(self) -> None:
-        """Show the rows as order and filter are now; the cursor stays with its row."""
         at = self.cursor_row
         current = str(self.get_row_at(at)[0]) if self.is_valid_row_index(at) else ""
         chosen = choose_rows(self._rows, self._shown, self.filter_text, self.sort_by, descending=self.descending)
@@ -103,7 +99,6 @@ class TopApp(App[None]):
         self._history = History()
 
     def compose(self) -> ComposeResult:
-        """Make the screen."""
         yield Static("asks the daemon ...", id="summary", markup=False)
         yield Static("", id="away", markup=False)
         with Vertical():
@@ -113,7 +108,6 @@ class TopApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to ask."""
         self.query_one("#replicas").focus()
         self.run_worker(self._watch(), exclusive=True, name="watch the daemon")
 
@@ -149,24 +143,20 @@ class TopApp(App[None]):
         self.table.turn_sort(reverse=reverse)
 
     def action_filter(self) -> None:
-        """Ask for a text that rows are to have."""
         field = self.query_one("#filter", Input)
         field.add_class("on")
         field.focus()
 
     def action_clear_filter(self) -> None:
-        """Show all rows."""
         self.query_one("#filter", Input).value = ""
         self._leave_filter()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while the text is written."""
         for table in self.query(FleetTable):
             table.filter_text = event.value
             table.refresh_rows()
 
     def on_input_submitted(self) -> None:
-        """Keep the filter, and go back to the tables."""
         self._leave_filter()
 
     def _leave_filter(self) -> None:

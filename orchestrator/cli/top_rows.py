@@ -24,7 +24,6 @@ class Column:
     shown: str = ".0f"
 
     def format(self, cell: Cell) -> str:
-        """Return a cell as text."""
         if cell is None or isinstance(cell, str):
             return "-" if cell is None else cell
         return human_bytes(cell) if self.shown == "bytes" else format(cell, self.shown)
@@ -70,11 +69,9 @@ class History:
 
     @property
     def newest(self) -> dict[str, Any]:
-        """The newest status."""
         return self._samples[-1].status
 
     def list_replicas(self) -> list[list[Cell]]:
-        """Return a row for each replica and standby, as REPLICAS says."""
         before = self._read_first_totals()
         return [
             self._build_replica_row(key, replica, before.get(key, replica["totals"]))
@@ -82,7 +79,6 @@ class History:
         ]
 
     def list_drafts(self) -> list[list[Cell]]:
-        """Return a row for each drafter of a replica and each draft worker, as DRAFTS says."""
         before = self._read_first_totals()
         rows: list[list[Cell]] = []
         for key, replica in _pair_replicas(self.newest):
@@ -105,18 +101,15 @@ class History:
         return rows
 
     def list_devices(self) -> list[list[Cell]]:
-        """Return a row for each device, as DEVICES says."""
         named = {device["name"]: device for target in _list_targets(self.newest) for device in target["devices"]}
         return [_build_device_row(device) for device in named.values()]
 
     def list_requests(self) -> list[list[Cell]]:
-        """Return a row for each live request, as REQUESTS says."""
         names = ("request_id", "state", "age_s", "replica", "prompt_tokens", "tokens", "depth", "queue_ms", "key")
         rows = ([request[name] for name in names] for request in self.newest["requests"])
         return [[None if cell == "" else cell for cell in row] for row in rows]
 
     def format_summary(self) -> str:
-        """Return how the daemon does as a whole, in a line for each model."""
         lines = []
         for target in _list_targets(self.newest):
             gauges = target["gauges"] or {"running": 0, "waiting": 0}
@@ -155,7 +148,6 @@ class History:
         ]
 
     def _divide_by_time(self, count: float) -> float | None:
-        """Return so many in a second; None after one status alone."""
         seconds = self._samples[-1].at_s - self._samples[0].at_s
         return max(0.0, count / seconds) if seconds > 0 else None
 

@@ -87,8 +87,7 @@ class AnswerAssembler:
 
 
 class AnswerReader:
-    """Reads the deltas of an answer's choices, one source each, into its assembler. Closing it closes the sources,
-    which lets go of what was asked."""
+    """Reads the deltas of an answer's choices, one source each, into its assembler. Closing it closes the sources."""
 
     def __init__(self, sources: Sequence[AsyncIterator[Delta]], assembler: AnswerAssembler) -> None:
         self._sources = sources
@@ -132,7 +131,6 @@ class AnswerReader:
         return self._assembler.finish() if chunk is None else chunk
 
     async def aclose(self) -> None:
-        """Let nothing more be decoded."""
         tasks = self._pumps if self._first is None else [self._first, *self._pumps]
         for task in tasks:
             task.cancel()
@@ -162,7 +160,6 @@ class AnswerReader:
         return None
 
     async def _pump(self, index: int) -> None:
-        """Read one of several sources, as fast as its deltas come."""
         try:
             while (chunk := await self._pull(index)) is not None:
                 self._queue.put_nowait(chunk)
@@ -193,8 +190,7 @@ class ChunkReader(Protocol):
 
 
 class KeepAlive:
-    """Says `ping` on a stream whenever nothing else was said for `every_s` (0: never). `late`: the headers went without
-    an event, so that it is said at once."""
+    """Says `ping` on a stream after `every_s` without a word (0: never). `late`: the headers went alone, so at once."""
 
     def __init__(self, ping: bytes, every_s: float, *, late: bool = False) -> None:
         self._message = {"type": "http.response.body", "body": ping, "more_body": True}

@@ -163,8 +163,7 @@ class ApiRoutes:
         return await ask_inside(route, line, request_id, owner, begin, log_words=self._settings.log_words)
 
     async def answer(self, request: Request, read: ReadQuestion) -> Response:
-        """Answer a request, whichever API it is of: `read` says how its body is read and its answer written. Raises
-        RequestError."""
+        """Answer a request: `read` says how its body is read and its answer written. Raises RequestError."""
         if not self.models.load_for_requests:
             return await self._answer_whole(request, read, None)
         wait, api = LoadWait(), self._settings.api
@@ -297,7 +296,6 @@ class ApiRoutes:
     def _decode(
         self, control: Control, submit: Submit, choice: Choice, kept: Resumption | None
     ) -> AsyncIterator[Delta]:
-        """Return a choice's tokens, from its first on."""
         if kept is None or self.kept is None:
             return control.generate(submit)
         return self.kept.deltas(kept, choice.index, lambda: bool(choice.answer.finish))

@@ -59,7 +59,6 @@ class AuditLog:
         )
 
     def admin(self, scope: Scope, status: int) -> None:
-        """Record an admin call and what came of it."""
         route = getattr(scope.get("route"), "path", None)
         key = {"key": scope[KEY_NAME]} if KEY_NAME in scope else {}
         changed = {"changed": scope[_CHANGED]} if _CHANGED in scope else {}

@@ -72,7 +72,6 @@ class _MessageOutline(msgspec.Struct):
 
     @property
     def texts(self) -> tuple[msgspec.Raw, ...]:
-        """What of it reaches the model as text."""
         return (self.content, self.arguments, self.input, self.output)
 
 
@@ -92,7 +91,6 @@ class BodyBudget:
 
     @contextmanager
     def hold(self) -> Iterator[BodyShare]:
-        """Give a request its share; it is given back in the end."""
         share = BodyShare(self)
         try:
             yield share
@@ -102,8 +100,6 @@ class BodyBudget:
 
 @dataclass(slots=True)
 class BodyShare:
-    """What one request has of the budget."""
-
     budget: BodyBudget
     size: int = 0
 
@@ -119,8 +115,7 @@ class BodyShare:
 
 
 async def read_body(request: Request, share: BodyShare, most: int) -> bytes:
-    """Read a body, stopping at so many bytes, packed or unpacked. Raises RequestError 413, or 415 for a body that is no
-    JSON, or is packed in a way that is not known."""
+    """Read a body, up to so many bytes, packed or unpacked. Raises RequestError 413, or 415 for what is not taken."""
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise RequestError(
@@ -203,8 +198,7 @@ def _check_messages(
 
 
 def _count_content(raw: msgspec.Raw, param: str, tokenizer: Tokenizer, enough: int, *, inside: bool = True) -> int:
-    """Return how many tokens a text, or a list of parts with texts, has at the least. `inside`: those of contents that
-    parts have are counted too."""
+    """Return how many tokens a text, or a list of parts, has at the least. `inside`: contents of parts count, too."""
     first = _begin(raw)[:1]
     if first == b'"':
         return tokenizer.count_min_tokens(_decode(_decode_text, raw, "a text is no JSON", "invalid_json"), enough)
@@ -247,7 +241,6 @@ def _begin(raw: msgspec.Raw) -> bytes:
 
 
 def _count_elements(raw: msgspec.Raw) -> int:
-    """Return how many elements a flat list has."""
     return bytes(raw).count(b",") + 1
 
 
@@ -276,8 +269,7 @@ def _decode(decode: Callable[..., _T], raw: bytes | msgspec.Raw, what: str, code
 
 
 class Unpacker:
-    """Takes a body as it comes, piece by piece, so that a small body that grows without end is seen as soon as it is
-    too large. This one is not packed."""
+    """Takes a body as it comes, so that one that grows without end is seen at once. This one is not packed."""
 
     def unpack(self, data: bytes) -> Iterator[bytes]:
         """Yield what these bytes become, at most 64 KiB of what is packed at a time. Raises RequestError."""
@@ -355,8 +347,7 @@ _UNPACKERS: Final[dict[str, type[_Packed]]] = {"gzip": _Gzip, "x-gzip": _Gzip, "
 
 
 def build_unpacker(encoding: str) -> Unpacker:
-    """Return what unpacks a body of this `Content-Encoding`. Raises RequestError 415 for one that is not taken, and for
-    several, one in the other."""
+    """Return what unpacks a body of this `Content-Encoding`. Raises RequestError 415 for others, and for several."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return Unpacker()

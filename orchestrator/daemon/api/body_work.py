@@ -140,8 +140,7 @@ class DeadlyBodies:
         self._changing = threading.Condition()
 
     def open(self) -> None:
-        """Count what the last daemon died of, and begin to take notes. Where that is not possible, a line of the log
-        says so."""
+        """Count what the last daemon died of, and begin to take notes; where that is not possible, the log says so."""
         if self._directory is None:
             return
         try:
@@ -192,7 +191,6 @@ class DeadlyBodies:
         ]
 
     def release(self, digests: Iterable[str]) -> list[str]:
-        """Let bodies be read again; returns those that were refused."""
         with self._changing:
             released = [digest for digest in digests if self._record.convicts.pop(digest, None) is not None]
             if released:
@@ -263,7 +261,6 @@ class DeadlyBodies:
                 self._notes[slot * _SLOT_BYTES : slot * _SLOT_BYTES + len(_FREE)] = _FREE
 
     def _count_deaths(self, notes: Sequence[tuple[str, str]]) -> None:
-        """Count a death for each body that was noted, and convict those that are proven."""
         record, now_s = self._record, self._clock.wall_s()
         record.suspects = {
             name: suspect for name, suspect in record.suspects.items() if now_s - suspect.last_s < _FORGET_S
@@ -283,7 +280,6 @@ class DeadlyBodies:
         self._write_record()
 
     def _read_notes(self) -> list[tuple[str, str]]:
-        """Return the digests that the last daemon had noted, with their requests' ids."""
         if self._record.boot != read_boot_id():
             return []
         try:
@@ -299,8 +295,7 @@ class DeadlyBodies:
         return notes
 
     def _map_notes(self) -> mmap.mmap:
-        """Return fresh notes. Their place on the disk is taken now: a disk that is full later stops nothing. Raises
-        OSError."""
+        """Return fresh notes, whose place on the disk is taken now: a full disk stops nothing later. Raises OSError."""
         size = _SLOTS * _SLOT_BYTES
         with suppress(FileNotFoundError):
             self._notes_path.unlink()

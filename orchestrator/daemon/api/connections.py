@@ -57,8 +57,6 @@ def raise_open_files(wanted: int) -> int:
 
 
 class Connections:
-    """All connections of one server. `closed` counts those that were ended here, by the reason."""
-
     def __init__(self, limits: Api) -> None:
         self.limits = limits
         self.closed: Counter[str] = Counter()
@@ -72,7 +70,6 @@ class Connections:
 
     @property
     def idle(self) -> int:
-        """How many have sent no whole head."""
         return len(self._waiting)
 
     def hurry(self) -> None:
@@ -94,7 +91,6 @@ class Connections:
         return True
 
     def discard(self, connection: WatchedProtocol) -> None:
-        """Forget a connection that is closed."""
         self._open.pop(connection, None)
         self._waiting.pop(connection, None)
         self._lingering.discard(connection)
@@ -107,7 +103,6 @@ class Connections:
         return True
 
     def note_phase(self, connection: WatchedProtocol, phase: Phase) -> None:
-        """A connection has come to another phase."""
         self._waiting.pop(connection, None)
         if phase in ("idle", "head"):
             self._waiting[connection] = None
@@ -175,7 +170,6 @@ class WatchedProtocol(H11Protocol):
         self._abort_later()
 
     def resume_writing(self) -> None:
-        """The reader reads on."""
         super().resume_writing()
         if self._write_deadline is not None and not self.transport.is_closing():
             self._write_deadline.cancel()
@@ -289,8 +283,7 @@ class Server(uvicorn.Server):
     """uvicorn without its own signal handlers: the daemon drains first."""
 
     def stop_listening(self) -> None:
-        """Take no more connections in. Where somebody else holds the socket too, the kernel keeps them for the next
-        daemon."""
+        """Take no more connections in; where the socket is held elsewhere too, the kernel keeps them there."""
         for listener in self.servers if self.started else []:
             listener.close()
 

@@ -172,7 +172,6 @@ class Tool(Offered):
     function: Function
 
     def plain(self) -> dict[str, Any]:
-        """Return what the model is told."""
         function = self.function.model_dump(include={"name", "description"}, exclude_none=True)
         return {"type": "function", "function": {**function, "parameters": self.function.schema_of_arguments}}
 
@@ -229,7 +228,6 @@ class ToolCall(Said):
     function: CalledFunction
 
     def plain(self) -> dict[str, Any]:
-        """Return what chat templates expect."""
         return {"id": self.id or "", "type": "function", "function": self.function.plain()}
 
 
@@ -335,7 +333,6 @@ class Message(BaseModel):
 
     @property
     def _words(self) -> str:
-        """What it says, as one text."""
         if isinstance(self.content, str):
             return self.content or self.refusal or ""
         words = (part.words for part in self.content or [] if not isinstance(part, ThinkingPart))
@@ -362,7 +359,6 @@ class Message(BaseModel):
 
 
 def _refuse_the_assistants(message: Message) -> None:
-    """Raise PydanticCustomError for calls and parts that only the assistant has."""
     if message.tool_calls:
         text = "'tool_calls' are the assistant's, not those of a message with the role '{role}'"
         raise PydanticCustomError("tools", text, {"role": message.role})
@@ -405,7 +401,6 @@ not know."""
 
 
 def collect_keywords(effort: str | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a template is told of the wanted effort, and by the request itself, which wins."""
     switches: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if effort == "none":
         switches["enable_thinking"] = False

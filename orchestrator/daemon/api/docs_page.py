@@ -27,7 +27,6 @@ def install_docs_page(app: FastAPI) -> None:
 
 
 def render_docs(document: dict[str, Any]) -> str:
-    """Return an OpenAPI document as HTML."""
     title = escape(f"{document['info']['title']} {document['info']['version']}")
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",

@@ -63,18 +63,15 @@ _OWN_KINDS = {
 
 
 def new_request_id() -> str:
-    """Return an id for a request that brought none."""
     return f"req-{secrets.token_hex(12)}"
 
 
 def body_of(error: RequestError) -> dict[str, Any]:
-    """Return the error's JSON."""
     param = _make_utf8(error.param) if error.param is not None else None
     return {"error": {"message": _make_utf8(error.message), "type": error.kind, "param": param, "code": error.code}}
 
 
 def anthropic_body_of(error: RequestError) -> dict[str, Any]:
-    """Return the error's JSON in Anthropic's shape."""
     kind = _ANTHROPIC_KINDS.get(error.status)
     if kind is None:
         kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
@@ -153,7 +150,6 @@ def unforeseen(error: Exception, request: str, *, words: bool = False) -> Reques
 
 
 def _instead(path: str) -> str:
-    """Return what to use where OpenAI has a route and we have none."""
     return next((f": {way_out}" for known, way_out in _NOT_SERVED.items() if path.startswith(known)), "")
 
 

@@ -82,7 +82,6 @@ class RequestLife:
     left_out: int = 0
 
     def note(self, mark: LifeMark) -> None:
-        """Add a moment, as far as there is room."""
         if len(self.marks) < _MOST_MARKS:
             self.marks.append(mark)
         else:
@@ -100,7 +99,6 @@ class RequestLife:
         return hide_response_id(self.request_id)
 
     def describe(self) -> dict[str, Any]:
-        """Return it as plain data, for anybody to see."""
         fields = asdict(self) | {"request_id": self.shown_id}
         del fields["started_s"]
         return fields
@@ -126,11 +124,9 @@ class RequestLives:
         return life
 
     def find(self, request_id: str) -> RequestLife | None:
-        """Return a request's record by its id or the one that is shown; None where it is not known, or not any more."""
         return self._lives.get(hide_response_id(request_id))
 
     def list_last(self, count: int) -> list[RequestLife]:
-        """Return the last requests, the newest first."""
         return list(reversed(self._lives.values()))[:count]
 
 
@@ -144,8 +140,7 @@ class VariantReport(NamedTuple):
 def enter_trial(
     trial: CanaryTrial | None, submits: Sequence[Submit], *, names_rule: bool = False
 ) -> tuple[Sequence[Submit], VariantReport | None]:
-    """Give a request its variant, where a canary is tried; all its prompts and choices share it. `names_rule`: it says
-    itself by which acceptance rule it is judged."""
+    """Give a request its variant, where a canary is tried. `names_rule`: it names its own acceptance rule."""
     if trial is None:
         return submits, None
     submit, entry = trial.assign_variant(submits[0], names_rule=names_rule)
@@ -199,8 +194,7 @@ class RequestRecord:
         self._over = False
 
     def log_accepted(self, route: str, submits: Sequence[Submit], body: Generation, *, resumed: bool = False) -> None:
-        """Write the line of a request that goes to the decode loop, which asks this for each choice. `resumed`: it did
-        before."""
+        """Write the line of a request that goes to the decode loop. `resumed`: it did before."""
         submit = submits[0]
         if not resumed:
             self._sequences = [
@@ -232,7 +226,6 @@ class RequestRecord:
         _log.info("request accepted", **self._head, stream=body.stream, **counts, **more, **words)
 
     def observe_delta(self, index: int, delta: Delta, now_s: float) -> None:
-        """Measure a choice's tokens, which came at `now_s` (seconds of the clock)."""
         if not self._sequences:
             return
         sequence = self._sequences[index]
@@ -257,7 +250,6 @@ class RequestRecord:
             self._trace.observe_delta(self._ids[index], delta, now_s)
 
     def _mark(self, life: RequestLife, index: int, delta: Delta, now_s: float) -> None:
-        """Note the first token of a sequence, or the first from another replica."""
         sequence, at_ms = self._sequences[index], (now_s - self._started_s) * MS_PER_S
         if sequence.tokens:
             pause_ms = (now_s - sequence.last_s) * MS_PER_S
@@ -267,7 +259,6 @@ class RequestRecord:
             life.note(LifeMark(at_ms, "first_token", index, delta.engine, queue_ms, prefill_ms))
 
     def record_sent(self, *pieces: Piece) -> None:
-        """Remember what the client was sent, where the log is to have it."""
         if self._keep_words:
             for piece in pieces:
                 self._written += [piece.thought, piece.text]
@@ -290,7 +281,6 @@ class RequestRecord:
         return unforeseen(error, self._head["id"], words=self._keep_words)
 
     def end_disconnected(self) -> Response:
-        """The client has left, if the request is not over yet."""
         self.log_end(CLIENT_CLOSED)
         return Response(status_code=CLIENT_CLOSED)
 
@@ -320,7 +310,6 @@ class RequestRecord:
         write("request ended", **self._head, status=int(status), **figures, **more)
 
     def _sum_up(self) -> RequestResult:
-        """Return the request as its trace has it."""
         answered = [sequence for sequence in self._sequences if sequence.tokens]
         done = RequestTotals.of(self._sequences, self._started_s)
         cached: dict[int, int] = {}

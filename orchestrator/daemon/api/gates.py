@@ -42,8 +42,7 @@ _TRACE = "outrider.trace"  # in the scope
 
 
 def install_gates(app: FastAPI, settings: ApiSettings, shares: KeyShares) -> None:
-    """Put the gates before the app's routes: web pages are refused first, then keys, then those who have their share.
-    What is added last is asked first."""
+    """Put the gates before the routes: web pages, then keys, then shares. What is added last is asked first."""
     keys, api = settings.keys, settings.api
     app.add_middleware(HeadRequests)
     if settings.tracing is not None:
@@ -215,14 +214,12 @@ class WebGate:
 
 
 def strip_port(host: str) -> str:
-    """Return the name or address of a Host header."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].rstrip(".")
 
 
 def normalise(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names or origins as headers are compared with them."""
     return tuple(name.strip().lower().rstrip("/") for name in names)
 
 
@@ -241,8 +238,7 @@ def _is_address(name: str) -> bool:
 
 
 class TraceScope:
-    """ASGI middleware that gives a request its span, from its head to its last byte. It stands inside the gates:
-    whoever has no key makes no spans."""
+    """ASGI middleware that gives a request its span, to its last byte; inside the gates, so not without a key."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app = app

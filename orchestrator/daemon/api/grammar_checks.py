@@ -119,7 +119,6 @@ class GrammarChecks:
         return problem
 
     def _recall(self, digest: bytes) -> str | None:
-        """Return what is known of a grammar; None where it is to be tried."""
         problem, ended = self._found.get(digest), self._ended.get(digest)
         if problem is None and ended is not None and ended.ends >= _PROOF:
             proven = self._clock.monotonic_s() - ended.since_s < _PROVEN_S

@@ -82,19 +82,16 @@ class Keys:
             _log.error("the keys stay as they were", reason=str(error))
 
     def find(self, key: str) -> KeyRecord | None:
-        """Return the record of a key, revoked ones too; None for one that is not known."""
         digest = digest_of(key)
         # The id says nothing of the rest of the digest, nor of the key: so finding by it tells a guesser nothing.
         record = self._records.get(id_of(digest))
         return record if record is not None and hmac.compare_digest(digest, record.digest) else None
 
     def find_owner(self, owner: str) -> KeyRecord | None:
-        """Return the record of an owner that is not revoked."""
         record = self._records.get(owner)
         return record if record is not None and not record.revoked else None
 
     def hold(self, key: str) -> bool:
-        """Return whether this key opens anything."""
         record = self.find(key)
         return record is not None and not record.revoked
 
@@ -121,8 +118,7 @@ def find_scope(path: str) -> str:
 
 
 def is_page_file(path: str) -> bool:
-    """Return whether this is the dashboard's page or one of its files, which hold nothing of the daemon: browsers ask
-    for them without a key."""
+    """Return whether this is one of the dashboard's files, for which browsers ask without a key."""
     return path == "/dashboard" or path.startswith("/dashboard/static/")
 
 
@@ -159,7 +155,6 @@ class KeyGate:
         await response_of(refusal, scope["path"])(scope, receive, send)
 
     def _check(self, scope: Scope, sent: str, record: KeyRecord | None) -> RequestError | None:
-        """Return why this key does not open this route; None where it does."""
         needed = find_scope(scope["path"])
         if record is None or record.revoked:
             reason = "revoked" if record is not None else "unknown" if sent else "missing"
@@ -199,8 +194,7 @@ def check_owner(keys: Keys | None, owner: str) -> None:
 
 
 def read_credential(headers: Headers) -> str:
-    """Return what a request says of who asks, as an Authorization header has it: that one where it has one, or the key
-    in `x-api-key`, as Anthropic's clients send it."""
+    """Return what a request says of who asks: its Authorization header, or the key in `x-api-key`."""
     given = headers.get("Authorization")
     if given is not None:
         return given

@@ -33,8 +33,7 @@ class LoadWait:
     async def answer(
         self, work: Coroutine[Any, Any, Response], headers_after_s: float, keep_alive_s: float
     ) -> Response:
-        """Return what the work does, or what streams that later, where it waits for longer than headers may. Raises
-        what the work does."""
+        """Return what the work does, or what streams it where headers may not wait. Raises what the work does."""
         task = asyncio.create_task(work, name="answer behind a load")
         stream_begun = asyncio.create_task(self._answer_begun.wait(), name="wait for a load")
         try:
@@ -55,8 +54,7 @@ class LoadWait:
 
 
 def _build_writer(question: Question) -> AnswerWriter:
-    """Return what says that a request came to nothing, in its API's form. It writes no token, and needs no
-    tokenizer."""
+    """Return what writes, in its API's form, that a request came to nothing: no token, so no tokenizer."""
     nothing = cast(Tokenizer, None)
     model, request_id = question.body.model or "", question.id_prefix.rstrip("-_")
     head = AnswerHead(request_id, 0, model, [[]], _tell_nothing, "coupled", nothing)
@@ -93,7 +91,6 @@ class _LateReader:
         return await self._stream.reader.read_chunk()
 
     async def aclose(self) -> None:
-        """Let nothing more be done for it."""
         if not self._task.done():
             self._task.cancel()
             with suppress(asyncio.CancelledError, RequestError):

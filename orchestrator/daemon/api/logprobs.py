@@ -30,8 +30,7 @@ class Echo:
 
     @classmethod
     def of(cls, ids: Sequence[int], given: str | None, tokenizer: Tokenizer) -> Echo:
-        """Return a prompt's echo. `given`: its text, where it was given as text; a begin token that the model adds
-        to it is not shown."""
+        """Return a prompt's echo. `given`: its text, where it was text; the model's begin token is left out."""
         pieces = [tokenizer.token_bytes(token) for token in ids]
         if given is not None and b"".join(pieces[1:]) == given.encode("utf-8", "replace"):
             pieces[0] = b""
@@ -43,15 +42,12 @@ class Echo:
         return cls(text + utf8.decode(b"", final=True), tuple(ids), tuple(starts))
 
     def attach_scores(self, scores: Sequence[TokenScore] | None) -> tuple[ScoredToken, ...]:
-        """Return the prompt's tokens with their scores; () where none were asked for."""
         if scores is None:
             return ()
         return tuple(map(ScoredToken, self.ids, self.starts, (None, *scores)))
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a chat choice's `logprobs`."""
-
     def entry(token: int, logprob: float) -> dict[str, Any]:
         raw = tokenizer.token_bytes(token)
         return {"token": _format_token(raw, ""), "logprob": logprob, "bytes": list(raw)}

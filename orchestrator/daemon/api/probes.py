@@ -97,7 +97,6 @@ def _tell_ready(models: Sequence[ServedModel], journal: JournalView, *, whole: b
 
 
 def _tell_health(models: Sequence[ServedModel], *, whole: bool) -> Response:
-    """Answer whether one of these models can work."""
     phase = sum_up_phase(models)
     if phase == FAILED:
         return _refuse(models[0], models, whole=whole)
@@ -139,7 +138,6 @@ def describe_decoding(models: Sequence[ServedModel]) -> dict[str, Any]:
 
 
 def _sum_up_detail(models: Sequence[ServedModel]) -> str:
-    """Return what is to be said of models that do not serve, each with its name where there are several."""
     views = [(model.name, model.control.view()) for model in models]
     if len(views) == 1:
         return views[0][1].detail
@@ -150,8 +148,7 @@ def _sum_up_detail(models: Sequence[ServedModel]) -> str:
 
 
 def _count_serving(models: Sequence[ServedModel], *, whole: bool) -> dict[str, Any]:
-    """Return how many replicas of these models are to serve and do, and what became of the others. Not `whole`: without
-    the reasons, which name hosts and paths."""
+    """Return how many replicas are to serve and do, and what became of the others; not `whole`: without reasons."""
     views = [(f"{model.name}: " if len(models) > 1 else "", model.control.view()) for model in models]
     missing: list[str] = []
     for whose, view in views:
@@ -165,7 +162,6 @@ def _count_serving(models: Sequence[ServedModel], *, whole: bool) -> dict[str, A
 
 
 def _list_phases(models: Sequence[ServedModel]) -> dict[str, Any]:
-    """Return the phase of each model, where there are several."""
     return {"models": {model.name: model.phase for model in models}} if len(models) > 1 else {}
 
 

@@ -33,8 +33,7 @@ COMMENT: Final = b": keep-alive\n\n"
 
 @dataclass(frozen=True, slots=True)
 class AnswerSource:
-    """Which worker said it: its `fingerprint`, and where it is a standby its name, with whether its bits are the
-    target's ("standby; bits=same")."""
+    """Which worker said it: its `fingerprint`, and of a standby its name and bits ("standby; bits=same")."""
 
     fingerprint: str | None
     standby: str = ""
@@ -71,8 +70,7 @@ def system_fingerprint(ready: Ready | None, rule: Rule = "coupled", group: str =
 
 
 def choose_group(view: StateView, fingerprint: str, rule: Rule, lora: str = "") -> str:
-    """Return the group of bits that a request asks for by this `system_fingerprint`. Raises RequestError 409 where no
-    replica has it."""
+    """Return the group of bits of this `system_fingerprint`. Raises RequestError 409 where no replica has it."""
     known = [replica.ready for replica in view.replicas if replica.ready is not None and replica.phase != FAILED]
     groups = {system_fingerprint(ready, rule, lora=lora): find_group(ready) for ready in known}
     if fingerprint not in groups:
@@ -94,7 +92,6 @@ def describe_effective_speculation(bound: EffectiveBound | None) -> dict[str, An
 
 
 def _headers_of(bound: EffectiveBound | None) -> dict[str, str]:
-    """Return the same as a header."""
     if bound is None:
         return {}
     name = "num_speculative_tokens" if bound.fixed else "max_speculative_tokens"
@@ -108,8 +105,7 @@ TellSource = Callable[[int, str], AnswerSource]
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What is known of an answer before its first token. `cursor` names the events, and knows which the client has;
-    without one they have no names. `warnings`: see `Question`."""
+    """What is known of an answer before its first token. `cursor` names the events. `warnings`: see `Question`."""
 
     request_id: str
     created_s: int
@@ -155,8 +151,7 @@ class AnswerWriter(ABC):
         ]
 
     def headers(self, speculation: EffectiveBound | None) -> dict[str, str]:
-        """Return what the answer's headers say of it, with the bound of its drafts (None: not known). A standby is
-        named once a replica was observed."""
+        """Return the answer's headers, with its drafts' bound (None: not known), and the standby that was observed."""
         standby = {STANDBY_HEADER: self.source.standby} if self._observed and self.source.standby else {}
         return {ACCEPTANCE_HEADER: self._head.rule, **_headers_of(speculation), **standby}
 
@@ -227,4 +222,3 @@ def rename_parameters(error: RequestError, names: Mapping[str, str]) -> RequestE
 
 
 ReadQuestion = Callable[[bytes], Question]
-"""Reads a body. Raises RequestError."""

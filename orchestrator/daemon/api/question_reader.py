@@ -168,8 +168,7 @@ class QuestionReader:
         return 0.0 if bound_s is None else max(_LEAST_S, bound_s - (self._clock.monotonic_s() - begun_s))
 
     def _choose_template(self, body: CompletionRequest | ChatRequest, tokenizer: Tokenizer) -> Tokenizer:
-        """Return the tokenizer with the chat template that a request brings. Raises RequestError where that is not
-        allowed."""
+        """Return the tokenizer with a request's own chat template. Raises RequestError where that is not allowed."""
         if not isinstance(body, ChatRequest) or not body.chat_template:
             return tokenizer
         if not self._settings.api.allow_chat_templates:

@@ -57,7 +57,6 @@ class Envelope(AnswerWriter):
         self._predicted = predicted
 
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed, from all of its pieces and what it cost."""
         choices = [
             self._whole_choice(index, [piece for piece in pieces if piece.index == index])
             for index in sorted({piece.index for piece in pieces})
@@ -79,7 +78,6 @@ class Envelope(AnswerWriter):
         return {"index": index, **content, "logprobs": logprobs, **end}
 
     def opening(self, choices: int) -> bytes:
-        """Return the first events: each choice's role in a chat; a completion has none."""
         if self._kind == "completion":
             return b""
         so_far = 0 if self._always else None
@@ -102,7 +100,6 @@ class Envelope(AnswerWriter):
         return events + self._end(piece, so_far) if piece.finish else events
 
     def ending(self, answer: Answer) -> bytes:
-        """Return the last events: the usage where it is asked for."""
         return (self._usage_event(answer) if self._options.include_usage else b"") + DONE
 
     def failure(self, error: RequestError, *, opened: bool) -> bytes:
@@ -114,7 +111,6 @@ class Envelope(AnswerWriter):
         return self._chunk(piece.index, place, {}, piece.finish, so_far=so_far, stop_reason=piece.stop_reason)
 
     def _usage_event(self, answer: Answer) -> bytes:
-        """Return the usage event: no choices, what the answer cost."""
         name = "" if self._head.cursor is None else self._head.cursor.name_usage()
         if name is None:
             return b""
@@ -187,7 +183,6 @@ def _ask(
 
 
 def describe_prediction(stats: RequestStats) -> dict[str, int]:
-    """Return OpenAI's figures of a prediction: its tokens that were verified, and became output or did not."""
     return {
         "accepted_prediction_tokens": stats.predicted_right,
         "rejected_prediction_tokens": stats.predicted - stats.predicted_right,
@@ -218,11 +213,9 @@ def describe_metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
 
 
 def event(body: dict[str, Any], name: str = "") -> bytes:
-    """Return one server-sent event. `name`: its id, where it has one."""
     data = b"data: " + escape_line_ends(_encode(body)) + b"\n\n"
     return f"id: {name}\n".encode() + data if name else data
 
 
 def json_response(body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    """Return a JSON body."""
     return Response(_encode(body), media_type="application/json", headers=headers)

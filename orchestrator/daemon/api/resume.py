@@ -49,8 +49,7 @@ _log = get_logger(__name__)
 
 
 class Place(NamedTuple):
-    """A place in the events of a choice: behind so many of its tokens, the event of this number: OPENING, TEXT, from
-    CALLS on a call's, or END."""
+    """A place in a choice's events: behind so many tokens, the event OPENING, TEXT, from CALLS on a call's, or END."""
 
     tokens: int
     part: int
@@ -76,7 +75,6 @@ class EventCursor:
         self._has_usage = since is not None and since.usage
 
     def is_new(self, index: int, tokens: int, part: int) -> bool:
-        """Whether the client lacks this event."""
         had = self._since[index]
         return had is None or (tokens, part) > had
 
@@ -106,12 +104,10 @@ class Resumption(NamedTuple):
 
     @property
     def submits(self) -> list[Submit]:
-        """What was asked, one for each choice."""
         return [choice.submit for choice in self.answer.choices]
 
     def refuse_other_model(self, now: Submit) -> None:
-        """Raise RequestError where the model was replaced so that this answer cannot be read, or gone on with, by the
-        one that a request is translated for `now`."""
+        """Raise RequestError where the model that `now` is translated for cannot read this answer, or go on with it."""
         before = self.submits[0]
         unread = before.vocabulary and before.vocabulary != now.vocabulary
         cut = self.answer.has_tokens and not self.answer.complete
@@ -119,13 +115,11 @@ class Resumption(NamedTuple):
             raise build_replaced_error(begun=True)
 
     def cursor(self, *, names: bool) -> EventCursor:
-        """Return what leaves out the events that the client has."""
         return EventCursor(self.answer.request_id, len(self.answer.choices), names=names, since=self.since)
 
 
 class KeptAnswers:
-    """The answers of an API that are kept in a book. `find_control` returns what decodes for a model; None where that
-    model is not here any more."""
+    """The answers of an API that a book keeps. `find_control`: what decodes for a model; None where it is gone."""
 
     def __init__(self, find_control: Callable[[str], Control | None], book: AnswerBook, clock: Clock) -> None:
         self._find_control = find_control
@@ -138,8 +132,7 @@ class KeptAnswers:
         return self._find_kept(headers)[0] is not None
 
     def find(self, headers: Headers, body: CompletionRequest | ChatRequest, route: str) -> Resumption | None:
-        """Return the answer that a request asks for again; None of a new one. Raises RequestError where it is another
-        request, or nothing is kept of it."""
+        """Return the answer that is asked for again; None of a new one. Raises RequestError where nothing fits."""
         if KEY_HEADER not in headers and EVENT_HEADER not in headers:
             return None
         self._book.expire()
@@ -206,8 +199,7 @@ class KeptAnswers:
         return self._read(kept.answer, index, had.tokens if had is not None else 0, is_over)
 
     def go_on(self, answers: Sequence[KeptAnswer], control: Control) -> None:
-        """Decode with this control, for a while, what the last daemon's clients with a key waited for: they may come
-        back."""
+        """Decode, for a while, what clients with a key waited for in the last daemon: they may come back."""
         for answer in answers:
             if answer.key and self._find_control(answer.model) is control:
                 self._decode(answer).leave()
@@ -219,7 +211,6 @@ class KeptAnswers:
                 decoding.finish()
 
     async def close(self) -> None:
-        """Decode no more."""
         await asyncio.gather(*(decoding.close() for decoding in list(self._running.values())))
 
     async def _read(
@@ -246,7 +237,6 @@ class KeptAnswers:
             decoding.leave()
 
     def _decode(self, answer: KeptAnswer) -> _Decoding:
-        """Let an answer be decoded, with one more reader."""
         decoding = self._running.get(answer.number)
         if decoding is None or (decoding.failed and not decoding.readers):
             control = self._find_control(answer.model)
@@ -287,14 +277,12 @@ class _Decoding:
         return bool(self.errors)
 
     def enter(self) -> None:
-        """One more reads."""
         self.readers += 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def end(self, index: int) -> None:
-        """No more of a choice is wanted."""
         if index in self._tasks:
             self._tasks[index].cancel()
 
@@ -310,7 +298,6 @@ class _Decoding:
             self._timer = asyncio.get_running_loop().call_later(detached_s, self._give_up)
 
     async def close(self) -> None:
-        """Decode no more, and wait until that is so."""
         self.finish()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 

@@ -1,5 +1,4 @@
-"""The models behind the endpoint: what serves each of them, whether its decoding goes on, and which one a request is
-for."""
+"""The models behind the endpoint: what serves each, whether its decoding goes on, and which a request is for."""
 
 from __future__ import annotations
 
@@ -40,10 +39,9 @@ class Liveness:
     """Watches the rounds of the decode loop: a server that answers probes and makes no token is not healthy.
 
     "idle": no request is live. "stalled": requests are live and no round was finished for `stalled_after_s`. The reason
-    may be a worker that hangs, or one that is being restarted for too long. It is "stalled" too where one of
-    several replicas has had requests for so long and said nothing. Else "ok", also while requests wait for their model
-    to be loaded. Long prefills are rounds too, so a busy
-    server is not taken for a stalled one.
+    may be a worker that hangs, or one that is being restarted for too long. It is "stalled" too where one of several
+    replicas has had requests for so long and said nothing. Else "ok", also while requests wait for their model to be
+    loaded. Long prefills are rounds too, so a busy server is not taken for a stalled one.
     """
 
     control: Control
@@ -54,7 +52,6 @@ class Liveness:
     _busy_s: float | None = None
 
     def observe_round(self, done: RoundReport) -> None:
-        """A round was finished."""
         self._round_s = self.clock.monotonic_s()
         if any(delta.tokens for delta in done.deltas):
             self._token_s = self._round_s
@@ -65,7 +62,6 @@ class Liveness:
             self._busy_s = self.clock.monotonic_s()
 
     def verdict(self) -> Verdict:
-        """Return how decoding is now."""
         view = self.control.view()
         if view.streams == 0:
             return "idle"
@@ -136,7 +132,6 @@ class ServedModel:
         return self._target.name()
 
     def name_with(self, lora: str) -> str:
-        """Return what requests call it with one of its adapters; "" is none."""
         return f"{self.name}:{lora}" if lora else self.name
 
     @property
@@ -152,7 +147,6 @@ class ServedModel:
 
     @property
     def phase(self) -> str:
-        """Its phase now, as in control.port.StateView."""
         return self.control.view().phase
 
     @property
@@ -185,7 +179,6 @@ class ServedModel:
                 return tokenizer, ready
 
     def find_ready(self) -> tuple[Tokenizer, int] | None:
-        """Return the tokenizer and the context's length, once a worker was ready."""
         served = self.find_served()
         return None if served is None else (served[0], served[1].model.context_tokens)
 
@@ -205,7 +198,6 @@ class ServedModel:
         self.control.check_room(self.coming, wanted)
 
     def has_place_for_batches(self) -> bool:
-        """Whether no request waits, and a place beside one that stays free is there."""
         view = self.control.view()
         if self.gate is not None and view.phase in _LOADED_FIRST:
             return view.streams + self.coming < self.terms.places
@@ -215,7 +207,6 @@ class ServedModel:
         return view.streams < max(1, self.terms.places * serving - 1)
 
     def describe(self, now_s: float) -> list[dict[str, Any]]:
-        """Return its entry in `/v1/models`, and one for each of its adapters."""
         view = self.control.view()
         entry: dict[str, Any] = {
             "id": self.name,
@@ -260,7 +251,6 @@ class ServedModels:
         return any(model.waits_for_load for model in self._models)
 
     def find(self, name: str) -> ServedModel | None:
-        """Return the model of that name; "" is the first."""
         return next((model for model in self._models if name in ("", *model.names)), None)
 
     def require(self, name: str | None) -> ServedModel:
@@ -283,7 +273,6 @@ class ServedModels:
             raise self.build_unknown_error(name)
 
     def build_unknown_error(self, name: str) -> RequestError:
-        """Return the 404 that names what is there."""
         names = [repr(known) for model in self._models for known in model.names]
         return RequestError(
             f"there is no model '{name}' here; there {'are' if names[1:] else 'is'} {' and '.join(names)}",
@@ -306,7 +295,6 @@ class ServedModels:
             raise refused
 
     def find_control(self, name: str) -> Control | None:
-        """Return what decodes for the model of that name; "" is the first."""
         model = self.find(name)
         return model.control if model is not None else None
 
@@ -317,19 +305,16 @@ class ServedModels:
         return model.name if model is not None else ""
 
     def has_place_for_batches(self, name: str) -> bool:
-        """Whether a line that waits for that model may be asked now."""
         model = self.find(name) if name else None
         return model is None or model.has_place_for_batches()
 
     def list_entries(self) -> list[dict[str, Any]]:
-        """Return the entries of `/v1/models`."""
         now_s = self._clock.wall_s()
         return [entry for model in self._models for entry in model.describe(now_s)]
 
 
 def not_ready(control: Control, name: str = "", *, whole: bool = True) -> RequestError:
-    """Return the 503 that says what the daemon is doing. `name`: whose, where there are several models; not `whole`:
-    the phase alone."""
+    """Return the 503 that says what the daemon does. `name`: whose, of several models; not `whole`: the phase alone."""
     view = control.view()
     whose = f"the model '{name}'" if name else "the model"
     detail = f": {view.detail}" if view.detail and whole else ""

@@ -72,7 +72,6 @@ class KeyShares:
             use.mean_s = update_mean(use.mean_s, self._clock.monotonic_s() - begun_s, _NEWEST)
 
     def check_tokens(self, owner: str) -> None:
-        """Raise RequestError where a key has had its tokens of this minute."""
         use, per_minute = self._find(owner), self._minute_of(owner)
         if per_minute and use.tokens_left <= 0.0:
             text = f"this key has used its {per_minute} tokens a minute (limits.max_tokens_per_minute_per_key)"

@@ -57,7 +57,6 @@ class StopSearch:
 
     @property
     def held(self) -> int:
-        """How many characters are held back."""
         return len(self._held)
 
     def push(self, text: str, place: int) -> str:
@@ -74,7 +73,6 @@ class StopSearch:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """Return what was held back: the text does not go on."""
         text, self._held = self._held, ""
         return text
 
@@ -126,12 +124,10 @@ class TextAssembler:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text."""
         return self._search.stop
 
     @property
     def unfinished(self) -> bool:
-        """Whether the answer was ended within a call."""
         return self._parser is not None and self._parser.unfinished
 
     def push(self, ids: Sequence[int]) -> list[Part]:
@@ -219,11 +215,9 @@ class Answer:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that nobody had to compute."""
         return 0 if self.stats is None else self.stats.reused
 
     def note(self, now_s: float, tokens: int) -> None:
-        """Tokens came."""
         if self.tokens == 0:
             self.first_s = now_s
         self.last_s = now_s
@@ -284,17 +278,14 @@ class Piece:
 
     @property
     def text(self) -> str:
-        """All text."""
         return "".join(part for part in self.parts if isinstance(part, str))
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """All of calls."""
         return [part for part in self.parts if isinstance(part, dict)]
 
     @property
     def thought(self) -> str:
-        """All of thoughts."""
         return "".join(part.text for part in self.parts if isinstance(part, Thought))
 
 
@@ -385,8 +376,7 @@ class Choice:
         return parts, len(delta.tokens)
 
     def _end(self, finish: str, last: int | None) -> tuple[str, str | int | None]:
-        """Return why the choice has ended, as clients are told ("" where it has not), with its `stop_reason`. `last`:
-        the stop token that ended it."""
+        """Return why the choice has ended ("": it has not), with its `stop_reason`. `last`: its stop token."""
         assembler = self._assembler
         reason = self._named.get(last) if last is not None else None
         if assembler.stopped:
@@ -451,7 +441,6 @@ def choices_of(
 def _read_text(
     body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, form: str, quiet_tokens: int
 ) -> tuple[TokenTextDecoder, list[str], int, OutputParser | None]:
-    """Return what a TextAssembler is made of: for a chat with a parser of the model's form."""
     if not isinstance(body, ChatRequest):
         return tokenizer.decoder(), body.stops, quiet_tokens, None
     parser = build_parser(body, tokenizer, form)
@@ -467,7 +456,6 @@ def _split_thoughts(
 
 
 def cost_of(choices: Sequence[Choice]) -> Answer:
-    """Return what all choices cost together."""
     parts = [
         Answer.combine_answers([choice.answer for choice in group])
         for _, group in groupby(choices, key=lambda choice: choice.prompt)

@@ -10,8 +10,7 @@ from orchestrator.config.tls import load_context
 
 
 class Certificate:
-    """A certificate with its chain, and its key. `context` is what a server uses: each new connection has the files as
-    they were last read."""
+    """A certificate with its chain, and its key. `context` is a server's: new connections have what was read last."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Read the files. Raises ConfigError."""
@@ -25,8 +24,7 @@ class Certificate:
 
 
 class _RenewableContext(ssl.SSLContext):
-    """Hands each connection to the context that is current: loading a new chain into a context that is used would
-    leave a certificate of another kind of key in place."""
+    """Hands each connection the current context: one in use would keep a certificate of another kind of key."""
 
     current: ssl.SSLContext
 

@@ -1,5 +1,4 @@
-"""Requests to Submit, with the grammar of their answers and the rule they are judged by. Pure, with every refusal as a
-RequestError."""
+"""Requests to Submit, with their answers' grammar and acceptance rule. Pure; refusals are RequestErrors."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ MakeSeed = Callable[[], int]
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceBounds:
-    """`default` is for requests that name no rule. `tolerance`: requests may ask for the one that is lossy. `stores` of
-    documents that requests may name."""
+    """`default`: of requests that name no rule. `tolerance`: they may ask for it. `stores` that they may name."""
 
     default: Acceptance = "coupled"
     tolerance: bool = False
@@ -51,12 +49,10 @@ class AcceptanceBounds:
 
     @property
     def tolerance_allowed(self) -> bool:
-        """True where a request may be judged tolerantly."""
         return self.tolerance or self.default == "tolerance"
 
     def choose_stores(self, names: list[str] | None) -> list[str] | None:
-        """Return the stores that a request is drafted from; None for all. Raises RequestError for one that there is
-        not."""
+        """Return the stores that a request is drafted from; None for all. Raises RequestError for an unknown one."""
         for name in names or ():
             if name not in self.stores:
                 known = f"there are {', '.join(self.stores)}" if self.stores else "there are none"
@@ -314,7 +310,6 @@ def list_idle(request: CompletionRequest | ChatRequest, tokenizer: Tokenizer) ->
 
 
 def describe_unused(fields: Sequence[str]) -> list[str]:
-    """Return a warning for each field that was taken and changes nothing."""
     return [f"'{field}' is not used: it cannot change the answer of this model" for field in fields]
 
 

@@ -315,14 +315,12 @@ class Generation(Sampled):
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings."""
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
     @property
     def names_acceptance(self) -> bool:
-        """Whether it says by which rule its drafts become output."""
         return self.speculative_config is not None and self.speculative_config.acceptance is not None
 
     @model_validator(mode="after")

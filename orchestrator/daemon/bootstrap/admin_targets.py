@@ -17,8 +17,7 @@ from orchestrator.protocol.rounds import RoundReport
 def describe_targets(
     targets: Sequence[TargetLife], models: Sequence[ServedModel], tracing: TracedDaemon | None
 ) -> list[AdminTarget]:
-    """Return the targets as operators see them, and let each one's rounds be counted. `models` are the same targets as
-    requests see them."""
+    """Return the targets as operators see them, and let their rounds be counted. `models`: the same, of requests."""
     count_spans(tracing, models[0].metrics)
     admin_targets = []
     for target, model in zip(targets, models, strict=True):

@@ -28,8 +28,7 @@ def bound_connections(api: Api) -> Api:
 
 
 def open_batches(config: ClusterConfig, state: Path, clock: Clock) -> BatchStore | None:
-    """Return what keeps files and batches below the daemon's own directory; None where that is not wanted. Raises
-    DaemonError where it cannot be written."""
+    """Return what keeps batches in the daemon's directory; None where not wanted. Raises DaemonError."""
     directory = state / "batches"
     if not config.batches.enabled:
         return None

@@ -14,7 +14,6 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104  # one ca
 
 
 def describe_ray_start(config: ClusterConfig) -> str:
-    """Return what goes on while Ray starts, which takes seconds; "" where there is no Ray."""
     if not config.cluster.on_ray:
         return ""
     address = config.cluster.address
@@ -49,7 +48,6 @@ def build_banner(ready: Ready, url: str, *, keys: bool) -> str:
 
 
 def describe_drafting(drafting: ReadyDrafting) -> str:
-    """Return who drafts, and how many tokens."""
     if not drafting.drafters or not drafting.max_depth:
         why = drafting.no_drafts or "every token is the target's own"
         return f"none: {why}"

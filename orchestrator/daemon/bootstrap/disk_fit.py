@@ -44,7 +44,6 @@ def list_disk_notes(config: ClusterConfig, path: Path, lines: Lines) -> list[str
 
 
 def _list_converted(config: ClusterConfig, root: Path, base: Path) -> Iterator[tuple[ModelSource, bool]]:
-    """Yield the models that a named runtime converts, and whether it has."""
     store = ModelStore(root)
     made = {(manifest["digest"][:DIGEST_DIGITS], manifest["recipe_name"]) for _, manifest in store.all()}
     for target in config.targets:

@@ -20,8 +20,7 @@ _PREPARING_ENTRY = "orchestrator.worker.loading.preparing:build_preparing"
 def build_standbys(
     config: ClusterConfig, base: Path, wanted: Sequence[StandbyTarget] | None = None
 ) -> list[StandbySpec]:
-    """Return how standbys are started: those of `failover.standby`, where no others are `wanted`. Raises what resolving
-    the models raises."""
+    """Return how standbys are started: those `wanted`, or of `failover.standby`. Raises what resolving models does."""
     standbys = config.failover.standby if wanted is None else wanted
     return [_build_standby(config, base, standby, number) for number, standby in enumerate(standbys)]
 

@@ -67,8 +67,7 @@ class FleetPlanning:
         self._config = self._config.with_sources(sources)
 
     async def make_plan(self) -> StartPlan:
-        """Find the hosts, measure what is not known of them, and plan. Raises OutriderError, and what resolving the
-        models raises."""
+        """Find the hosts, measure, and plan. Raises OutriderError, and what resolving the models raises."""
         self._progress("look for hosts", -1.0)
         await self.fleet.open()
         await self._measure()

@@ -115,8 +115,7 @@ class IdleMeasuring:
             self._keeper.observe_profiles(first)
 
     def _list_todo(self, wanted: Sequence[Work]) -> list[Work]:
-        """Return what is left and worth it, and let the keeper tell: what has no profile at all first, and of that
-        what is loaded at once."""
+        """Return what is left and worth it, and tell the keeper: first what has no profile, and what loads at once."""
         left = [
             work for work in wanted if self._tries.get(work.title, 0) < _MOST_TRIES and not work.is_done(self._store)
         ]
@@ -155,7 +154,6 @@ class IdleMeasuring:
         return f" ({promise.text})" if promise.is_worth_measuring else None
 
     async def _try(self, work: Work) -> bool:
-        """Return whether a piece of work was measured."""
         needed, free = predict_needed_bytes(work, self._store), read_host_memory().free_bytes
         if needed > free:
             self._tries[work.title] = _MOST_TRIES
@@ -213,14 +211,12 @@ class IdleMeasuring:
             quiet_s = 0.0 if view.streams or view.phase == STARTING else quiet_s + _LOOK_S
 
     async def _wait_idle(self, work: Work) -> None:
-        """Return once nothing has been in the way for long enough."""
         quiet_s = 0.0
         while quiet_s < self._idle_s:
             await asyncio.sleep(_LOOK_S)
             quiet_s = 0.0 if self._find_obstacle(work) else quiet_s + _LOOK_S
 
     def _find_obstacle(self, work: Work) -> str:
-        """Return why a piece of work is not to be measured now; "" where nothing is in the way."""
         view, loads = self._served.view(), self._served.list_loads()
         if view.streams:
             return "a request has come"

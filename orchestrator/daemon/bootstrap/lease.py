@@ -19,8 +19,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def hold_lease(directory: Path) -> Iterator[Path]:
-    """Hold the directory, which is made for this user alone; yields it. Raises DaemonError where another daemon has it,
-    or there can be no such directory."""
+    """Hold the directory, made for this user alone; yields it. Raises DaemonError where another daemon has it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Not inherited: a worker that outlives this daemon does not keep the next one out.

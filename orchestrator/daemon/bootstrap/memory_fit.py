@@ -109,7 +109,6 @@ def _list_caches(config: ClusterConfig) -> Iterator[tuple[Place, Place, Target |
 
 
 def _find_room(model: Target | ModelDraft) -> _Room | None:
-    """Return the most memory that a model can have here; None where nobody here can tell."""
     if model.source.startswith(SIMULATED_PREFIX) or model.adapter not in (AUTO, *OWN_ADAPTERS):
         return None
     index = find_index(model.device)
@@ -184,7 +183,6 @@ def _compare_together(config: ClusterConfig, base: Path) -> Iterator[MemoryMisfi
 
 
 def _list_resident(config: ClusterConfig, base: Path) -> Iterator[_Load]:
-    """Yield the models that stay in the host's memory, as far as that is known."""
     for target in config.targets:
         model, at = target.model, target.find_place("model", "source")[:-1]
         if model.keep != "always" or not _is_here(config, model):
@@ -203,7 +201,6 @@ def _list_resident(config: ClusterConfig, base: Path) -> Iterator[_Load]:
 
 
 def _is_in_host_memory(model: Target | ModelDraft) -> bool:
-    """Return whether a model is loaded into the host's memory for sure."""
     if model.source.startswith(SIMULATED_PREFIX) or model.adapter not in (AUTO, *OWN_ADAPTERS):
         return False
     return is_processor(model.device) or (AUTO in (model.adapter, model.device) and not list_nvidia_memory())
@@ -254,7 +251,6 @@ def _find_least_weights(model: Target | ModelDraft, base: Path) -> int:
 
 
 def find_files(model: Target | ModelDraft, base: Path) -> ModelSource | None:
-    """Return a model's files where they are here; nothing is downloaded for that."""
     try:
         if not model.source.startswith(HUB_PREFIX):
             return None if model.source.startswith(SIMULATED_PREFIX) else resolve(model.source, base)

@@ -42,7 +42,6 @@ class PlanBoard:
         self._plans[number] = plan
 
     def list_others(self, number: int) -> tuple[ClusterConfig, ...]:
-        """Return the configurations of all targets but this one."""
         return tuple(config for other, config in enumerate(self._configs) if other != number)
 
     def list_taken(self, number: int) -> tuple[TakenPlace, ...]:

@@ -86,7 +86,6 @@ def plan_at_once(
 
 
 def _count_own_bytes(state: Path) -> int:
-    """Return the memory that is held by workers which wait for the daemon of this directory."""
     return sum_orphans_bytes(workers_directory(state))
 
 
@@ -102,7 +101,6 @@ def _leave_busy(
 
 
 def log_assumptions(proposal: PlanProposal) -> None:
-    """Write to the log what a plan rests on beside profiles."""
     for line in proposal.assumed:
         _log.info("planned, %s", line)
 
@@ -110,8 +108,7 @@ def log_assumptions(proposal: PlanProposal) -> None:
 def build_local_request(
     config: ClusterConfig, base: Path, taken: tuple[TakenPlace, ...] = (), *, digests: bool = True
 ) -> PlanRequest:
-    """Return what cluster.yaml asks of this machine (see build_request_from_config). Raises what resolving the models
-    raises."""
+    """Return what cluster.yaml asks of this machine. Raises what resolving the models raises."""
     request = build_request_from_config(config, base, digests=digests)
     return replace(request, one_host=True, taken=taken)
 

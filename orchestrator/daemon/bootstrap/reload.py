@@ -62,18 +62,15 @@ class Reloader:
         self.waiting: list[Change] = []
         """What waits for a restart, by the last reload."""
         self.last = ""
-        """What came of the last reload, in a line."""
         self.lock = asyncio.Lock()
         self._standing = standing
         self._targets = targets
         self._adopt = adopt
 
     def describe_file(self) -> dict[str, Any]:
-        """Return how the running configuration stands to the file, as plain data."""
         return {"last": self.last, "waiting": [describe_change(change) for change in self.waiting]}
 
     def list_values(self) -> dict[str, Any]:
-        """Return what runs, by key, and which of it the command line sets."""
         flags = [f"api.{name}" for name in self._standing.overrides] if self._standing.is_file else []
         return {"values": list_values(self.config), "flags": flags}
 
@@ -137,7 +134,6 @@ class Reloader:
         return next((reason for reason in reasons if reason), "")
 
     async def _prepare(self, merged: ClusterConfig, changes: Sequence[Change]) -> list[TargetChange | None]:
-        """Return what each target needs; None where its workers go on as they are."""
         prepared: list[TargetChange | None] = []
         for target, view in zip(self._targets, merged.targets, strict=True):
             concerned = not target.problem and (

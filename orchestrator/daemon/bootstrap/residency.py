@@ -37,13 +37,11 @@ class ModelsMemory:
 
 
 def come_and_go(targets: Sequence[ClusterConfig]) -> bool:
-    """Return whether any model need not stay in memory."""
     return any(target.model.keep != "always" for target in targets)
 
 
 def measure_models(targets: Sequence[ClusterConfig], base: Path) -> ModelsMemory:
-    """Return what is known of these models before they are loaded: their weights and KV caches, drafts included. May
-    read models' files."""
+    """Return what these models take before they are loaded: weights, KV caches, drafts. May read models' files."""
     needs, unknown = [], []
     for target in targets:
         model_needs, why = _measure_needs(target, base)
@@ -81,7 +79,6 @@ def explain_misfit(targets: Sequence[ClusterConfig], models_memory: ModelsMemory
 
 
 def list_residency_misfits(config: ClusterConfig, base: Path) -> Iterator[tuple[Place, str]]:
-    """Yield where models of a file cannot all have their turn, and why."""
     if come_and_go(config.targets):
         misfit = explain_misfit(config.targets, measure_models(config.targets, base))
         if misfit is not None:
@@ -107,7 +104,6 @@ def _measure_needs(target: ClusterConfig, base: Path) -> tuple[dict[str, int], s
 
 
 def _read_total(device: str) -> int | None:
-    """Return the memory of a device of this host; None where nobody here can tell."""
     host, _, unit = device.partition("/")
     if host != THIS_NODE:
         return None

@@ -87,7 +87,6 @@ def _count_threads(config: ClusterConfig, drafts: Sequence[Draft]) -> tuple[int,
 
 
 def _count_kept(config: ClusterConfig) -> int:
-    """Return the threads that a target always has on this machine."""
     bounds = config.model.bounds
     shared, each = _count_threads(config, config.drafts)
     if bounds is not None:
@@ -119,8 +118,7 @@ class HostReplicas(PlacedReplicas):
         self._start_drafts = drafts
 
     async def list_first(self, least: int) -> tuple[list[WorkerSpec], list[Sequence[WorkerSpec]]]:
-        """Open the cluster, and return what starts on its hosts: targets, and the draft workers of each. Raises
-        WorkerError."""
+        """Open the cluster, and return the targets and draft workers that start on its hosts. Raises WorkerError."""
         await self._cluster.open()
         first = (await self._list_places())[:least]
         return first, [self._start_drafts] * len(first)

@@ -132,7 +132,6 @@ class _StartMeasuring:
         return self._end_s - self._watch.clock.monotonic_s()
 
     def _find_end(self) -> str:
-        """Return why nothing more is begun; "" where it is."""
         if self._left_s <= 0.0:
             return f"placement.profile_budget_s ({self._budget_s:g} s) is spent"
         return "a request waits" if self._watch.awaited.is_set() and self._can_serve() else ""
@@ -142,8 +141,7 @@ class _StartMeasuring:
         return predicted_s > _SURELY_TOO_LONG * self._left_s and self._can_serve()
 
     def _can_serve(self) -> bool:
-        """Return whether a target is known, so that requests can be answered. Of few layers that is so with a second
-        device."""
+        """Return whether a target is known that can answer; of few layers, with a second device."""
         targets = [work for work in self._wanted if work.job.role == "target" and work.can_plan(self._store)]
         profiles = [work.find_model_profile(self._store) for work in targets]
         return len(profiles) > 1 or any(profile is not None and not profile.few_layers for profile in profiles)
@@ -162,7 +160,6 @@ class _StartMeasuring:
 
 
 def _predict(todo: Sequence[Work], store: ProfileStore) -> dict[str, float]:
-    """Return the seconds that each piece of work is to take, by its title."""
     pace = measure_pace()
     texts, durations_s = False, {}
     for work in todo:

@@ -21,7 +21,6 @@ def build_start_specs(
 
 
 def build_replica_specs(config: ClusterConfig, base: Path) -> tuple[list[WorkerSpec], list[list[WorkerSpec]]]:
-    """Return how the target's workers are started, and the draft workers beside each, where nothing is left to a
-    plan."""
+    """Return how the target's workers and their draft workers are started, where nothing is left to a plan."""
     options = engine_options(config, base)
     return worker_specs(options, config), replica_draft_specs(options, config)

@@ -116,7 +116,6 @@ async def _roll_in_turn(control: TargetControl, before: list[WorkerSpec], old: W
 
 
 def describe_change(how: How, running: Mapping[int, WorkerSpec], after: WorkerSet) -> list[str]:
-    """Return in a few lines what happens to workers."""
     if how == "nothing":
         return []
     if how == "retune":

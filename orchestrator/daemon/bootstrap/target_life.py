@@ -121,14 +121,12 @@ class TargetLife:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the model that serves; None until one has."""
         return self._tokenizers.find_loaded(self.control.view().ready)
 
     def _can_read(self) -> bool:
         return self.tokenizer is not None
 
     def tell_name(self) -> str:
-        """Return the name, for whoever asks again later."""
         return self.name
 
     def offer(self) -> ServedTarget:
@@ -136,23 +134,19 @@ class TargetLife:
         return ServedTarget(self.served, *seen)
 
     def describe_plan(self) -> dict[str, Any] | None:
-        """Return the running plan as plain data; None where nothing is left to one."""
         return plain(self._keeper.proposal) if self._keeper is not None else None
 
     def list_unmet(self) -> list[UnmetWish]:
-        """Return what the configuration wants and no replica is there for."""
         absent = self._fleet.fleet.absent if self._fleet is not None else {}
         unmet = [UnmetWish("host", f"host {name} is absent: {why}") for name, why in absent.items()]
         unlike = list_left_out_as_unlike(self._keeper.proposal) if self._keeper is not None else ""
         return [*unmet, *([UnmetWish("unlike", unlike)] if unlike else [])]
 
     def describe_hosts(self) -> list[dict[str, Any]]:
-        """Return the hosts that it is planned for, as plain data."""
         return self._fleet.fleet.describe_hosts() if self._fleet is not None else []
 
     async def prepare(self) -> None:
-        """Say what is to be started, where no plan does, and open the canary's trial. Raises ConfigError, and what
-        resolving the models raises."""
+        """Say what is started where no plan does, and open the trial. Raises ConfigError, and what resolving does."""
         self._take_sources(await asyncio.to_thread(bind_sources, self.config))
         if not self.config.planned and not waits_for_hosts(self.config):
             workers = self._workers = await asyncio.to_thread(self._build_workers, self.config)
@@ -160,8 +154,7 @@ class TargetLife:
         self.trial = build_trial(self.config, self._ground.path, self.control, self._ground.clock)
 
     async def profile(self, budget_s: float) -> None:
-        """Measure what has no profile and may be planned with on this machine, for so long at most. Raises
-        OutriderError."""
+        """Measure what has no profile and may be planned with here, for so long at most. Raises OutriderError."""
         if self.config.planned and self._fleet is None:
             watch = StartWatch(self._prepares, self.control.awaited, self._ground.clock)
             await profile_missing(self.config, self._base, watch, budget_s)
@@ -244,8 +237,7 @@ class TargetLife:
         return planned
 
     async def _plan_at_once(self) -> StartPlan | None:
-        """Return the plan that needs no look at other runtimes than those that load the model's file as it is; None
-        where there is none."""
+        """Return the plan without a look at runtimes that convert the model's file; None where there is none."""
         if self._fleet is not None:
             return None
         planned = await asyncio.to_thread(plan_at_once, self.config, *await self._list_grounds())
@@ -271,8 +263,7 @@ class TargetLife:
             self._fleet.take_sources(sources)
 
     async def is_model_replaced(self, config: ClusterConfig) -> bool:
-        """Return whether a model that another configuration has, too, is another one by now, or is to be loaded again.
-        Raises AdapterError."""
+        """Return whether a model is another one by now at its place, or is to be loaded again. Raises AdapterError."""
         failed = self.control.list_replaced()
         return bool(failed or (await self._renew_sources(config)).replaced)
 
@@ -311,12 +302,10 @@ class TargetLife:
         return TargetChange(config, after, how, change, (*describe_change(how, running, after), *plan_notes))
 
     def _list_workers(self) -> WorkerSet | None:
-        """Return the workers as they are to be; None where that is not known yet."""
         return self._workers if self._keeper is None else list_plan_workers(self._keeper.running, self.config)
 
     async def take_change(self, change: TargetChange) -> None:
-        """Let another configuration take effect for the workers; returns when it has. Raises WorkerError where it
-        cannot; all is as before then."""
+        """Let another configuration take effect for the workers. Raises WorkerError; all is as before then."""
         if change.workers is None:
             return
         if change.how == "roll":
@@ -418,7 +407,6 @@ class TargetLife:
             await self._fleet.close()
 
     async def close(self) -> None:
-        """End the workers, and the draft store behind them."""
         self._tokenizers.end_reading()
         if self.gate is not None:
             self.gate.refuse("the server is shutting down")
@@ -432,7 +420,6 @@ class TargetLife:
             self.trial.save()
 
     def _build_control(self) -> TargetControl:
-        """Return control that waits for its workers to be named."""
         limits, pools = build_control_limits(self.config), list_draft_pools(self.config)
         control = TargetControl(self._cluster, (), limits, self._ground.clock, draft_pools=pools)
         control.observers.follow(Progress, self._say)
@@ -441,7 +428,6 @@ class TargetLife:
         return control
 
     def _prepares(self, stage: str, fraction: float) -> None:
-        """Something goes on before there are workers."""
         progress = Progress(stage, fraction)
         self.control.prepares(progress)
         self._say(progress)

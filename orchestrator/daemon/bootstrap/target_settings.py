@@ -14,7 +14,6 @@ from policies.serving.routing import RoutingWeights
 
 
 def build_control_limits(config: ClusterConfig) -> ControlLimits:
-    """Return how control takes requests in, routes them and fails over."""
     limits, routing, failover = config.limits, config.routing, config.failover
     other_bits = failover.choose_other_bits(unlike=config.model.unlike)
     return ControlLimits(
@@ -34,7 +33,6 @@ def build_control_limits(config: ClusterConfig) -> ControlLimits:
 
 
 def build_terms(config: ClusterConfig) -> TargetTerms:
-    """Return what holds for the target's requests."""
     speculation = config.speculation
     stores = tuple(draft.store for _, draft in config.all_drafts if isinstance(draft, IndexDraft))
     elsewhere = config.cluster.across_hosts and not config.planned

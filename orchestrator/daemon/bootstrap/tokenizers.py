@@ -48,7 +48,6 @@ class TargetTokenizers:
         self._trying: set[asyncio.Task[None]] = set()
 
     def end_reading(self) -> None:
-        """End what goes on in the background."""
         for task in (*self._trying, self._reading):
             if task is not None:
                 task.cancel()
@@ -58,7 +57,6 @@ class TargetTokenizers:
         return self._loaded.get(_name_content(ready.model.identity)) if ready is not None else None
 
     def explain_missing(self, ready: Ready) -> str:
-        """Return why requests of a worker that is ready cannot be translated; "" where they can."""
         return "" if self.find_loaded(ready) is not None else self._missing or "its tokenizer is being read"
 
     def forget(self) -> None:
@@ -78,8 +76,7 @@ class TargetTokenizers:
             self._reading = asyncio.create_task(reading, name="read the tokenizer")
 
     def try_template(self, tokenizer: Tokenizer, target: str) -> None:
-        """Try a chat template in the background, before anybody asks for it, and tell an operator what every chat of
-        this target would be told."""
+        """Try a chat template in the background, and tell the operator what every chat would be told."""
         trying = asyncio.create_task(_try_template(tokenizer, target), name="try the chat template")
         self._trying.add(trying)
         trying.add_done_callback(self._trying.discard)
@@ -166,8 +163,7 @@ def _is_to_be_repeated(reading: asyncio.Task[bool]) -> bool:
 
 
 def _name_content(identity: ModelIdentity | None) -> str:
-    """Return what tells a model's content from others': its digest, or its commit at a hub; "" for the simulated
-    one."""
+    """Return what tells a model's content: its digest, or its commit at a hub; "" for the simulated one."""
     if identity is None:
         return ""
     return identity.source if identity.source.startswith(HUB_PREFIX) else identity.digest

@@ -72,7 +72,6 @@ class State:
         return parts.union((Part("worker", replica.name) for replica in replicas), held)
 
     def list_watched(self) -> list[Watched]:
-        """Return the workers that have something to do, and since when."""
         loading = [replica.life for replica in self.fleet.list_loading()] + self.drafts.list_loading()
         return [Watched(life, loading=True) for life in loading if life.running] + [
             Watched(replica.life, loading=False, since_s=replica.busy_s) for replica in self.fleet.list_busy()
@@ -80,5 +79,4 @@ class State:
 
     @property
     def works(self) -> bool:
-        """True where some worker has something to do."""
         return self.fleet.works or self.drafts.loads

@@ -95,8 +95,7 @@ class TargetControl:
     def set_specs(
         self, specs: Sequence[WorkerSpec], drafts: Sequence[Sequence[WorkerSpec]], standbys: Sequence[StandbySpec] = ()
     ) -> None:
-        """Say what to start: replicas, the draft workers of each, and what takes the replicas' place when none serves.
-        To be called before `start`."""
+        """Say what to start: replicas, each one's draft workers, and standbys. To be called before `start`."""
         self._post(events.WorkersChosen(specs, list(chain.from_iterable(drafts)), standbys, self._limits.failover))
 
     def manage(self, terms: ResidencyTerms) -> None:
@@ -104,7 +103,6 @@ class TargetControl:
         self._state.residency.manage(terms)
 
     def load_model(self) -> None:
-        """Have the model in memory, or let it stay there."""
         self._post(events.ModelLoadAsked())
 
     def leave_memory(self, gone_for: str) -> None:
@@ -126,8 +124,7 @@ class TargetControl:
         self.views.preparing = format_progress(progress)
 
     def give_up(self, reason: str) -> None:
-        """Say that nothing of this serves, nor ever will. To be called instead of `start`, or where what a worker says
-        cannot be served."""
+        """Say that nothing of this will ever serve. To be called instead of `start`, or where a worker is of no use."""
         self.views.preparing, self.views.given_up = reason, True
         self._effects.settled.set()
         self._effects.failed.set()
@@ -147,7 +144,6 @@ class TargetControl:
         self._post(events.Woke())
 
     async def wait_failed(self) -> str:
-        """Wait until no worker can ever serve; returns why."""
         await self._effects.failed.wait()
         return self.view().detail
 
@@ -164,7 +160,6 @@ class TargetControl:
         return self._state.loads.list_loads()
 
     def measure_replicas(self) -> SeenReplicas:
-        """Return how much the replicas have to do now, for whoever decides on their number."""
         return measure_load(self._state, self._clock.monotonic_s())
 
     def list_workers(self) -> list[int]:
@@ -249,17 +244,14 @@ class TargetControl:
         return self._state.identities.known
 
     def list_ready(self) -> list[Ready]:
-        """Return what workers say of themselves that are ready, standbys among them."""
         ready = [replica.state.ready for replica in self._state.replicas.list_all()]
         return [answer for answer in ready if answer is not None]
 
     def list_replaced(self) -> list[int]:
-        """Return the replicas, by their numbers, that have failed as their model is neither at its place nor in the
-        store; standbys left out."""
+        """Return the numbers of replicas that failed as their model is gone, from its place and the store, too."""
         return [replica.engine for replica in self._state.replicas.primary if has_lost_model(replica)]
 
     def list_unwell(self) -> dict[Part, PartHealth]:
-        """Return the parts that are not healthy, as observers hear of them."""
         return dict(self._state.unwell)
 
     def set_limits(self, limits: ControlLimits) -> None:

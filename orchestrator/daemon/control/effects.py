@@ -84,14 +84,12 @@ class Observers:
         self._by_kind: dict[type, list[Callable[[Any], object]]] = {}
 
     def follow(self, kind: type[_T], observer: Callable[[_T], object]) -> None:
-        """Tell somebody of each thing of a kind, from now on."""
         self._by_kind.setdefault(kind, []).append(observer)
 
     def leave(self, kind: type[_T], observer: Callable[[_T], object]) -> None:
         self._by_kind[kind].remove(observer)
 
     def notify(self, event: object) -> None:
-        """Tell whoever follows the event's kind."""
         for observer in self._by_kind.get(type(event), ()):
             try:
                 observer(event)

@@ -1,5 +1,4 @@
-"""What the log says when a replica's gauges have changed: drafters that failed, SLO actions, low acceptance,
-bounds for memory, damaged files."""
+"""What the log says when a replica's gauges have changed: drafters, SLO actions, acceptance, memory, files."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ _log = logging.getLogger(__name__)
 
 
 def log_changes(replica: str, before: Gauges | None, now: Gauges) -> None:
-    """Log what has changed since the state before; each change once."""
     acceptance_alarm.log_new_episodes(replica, before, now)
     for drafter in _find_failed_drafters(before, now):
         _log.warning("drafter %s failed and is not used any more: %s", drafter.name, drafter.reason)

@@ -84,7 +84,6 @@ class WorkerEnded:
 
 
 WorkerEvent = WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded
-"""What becomes of a worker."""
 
 
 @dataclass(slots=True)
@@ -243,11 +242,8 @@ class Woke:
 
 SteeringEvent = RequestCancelled | FailoverAsked | FailoverUndone | DraftersChosen | RequestQuarantined
 ResidencyEvent = ModelLoadAsked | ModelLeaveAsked
-"""The model is to be in memory, or not."""
 ChangeEvent = RolloutAsked | RolloutDropped | RetuneAsked | RulesChanged | ResidencyEvent
-"""Other workers, other options of theirs, none of them, or other rules are wanted."""
 PhaseEvent = WorkersChosen | ClusterOpened | ClusterFailed | DrainBegun | DrainOver | ControlClosed
-"""From nothing to serving, and from there to the end."""
 StreamEvent = StreamOpened | StreamClosed
 PartEvent = QuarantineReleased | PartHeld | LoadObserved | Woke
 ControlEvent = WorkerEvent | StreamEvent | ChangeEvent | PhaseEvent | PartEvent | SteeringEvent

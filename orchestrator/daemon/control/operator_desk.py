@@ -35,17 +35,14 @@ class OperatorDesk:
         self._clock = clock
 
     def list_requests(self) -> list[RequestView]:
-        """Return the live requests, the oldest first."""
         now_s = self._clock.monotonic_s()
         return [history.view(now_s) for history in self._state.streams.histories.list_live()]
 
     def describe_requests(self, request_id: str) -> list[RequestView]:
-        """Return the choices of a request, live or ended of late; none where nothing is known of it."""
         now_s = self._clock.monotonic_s()
         return [history.view(now_s) for history in self._state.streams.histories.find_choices(request_id)]
 
     def cancel(self, request_id: str) -> list[str]:
-        """End a live request with an error to its client; returns the ids of its choices."""
         keys = [stream.key for stream in self._state.streams.live() if belongs_to(stream.key, request_id)]
         if not keys:
             text = f"no request {request_id} is running; `outrider requests` shows those that are"
@@ -73,7 +70,6 @@ class OperatorDesk:
         return PoolView(rules.other_bits, rules.after_s, "predicted" if planned else "measured", *parts)
 
     def list_parts(self) -> list[PartView]:
-        """Return the devices, hosts and workers that there are."""
         state, now_s = self._state, self._clock.monotonic_s()
         views = []
         for part in sorted(state.list_parts()):
@@ -89,7 +85,6 @@ class OperatorDesk:
         return views
 
     def fail_over(self, worker: str, to: str) -> None:
-        """Let another replica, or a standby, go on with a worker's requests, and keep new ones from it."""
         state = self._state
         source = next((replica for replica in state.replicas.with_streams if replica.name == worker), None)
         if source is None:
@@ -116,7 +111,6 @@ class OperatorDesk:
         self._post(events.FailoverAsked(worker, to))
 
     def give_back(self, worker: str) -> None:
-        """Let a worker that was failed over have its requests again."""
         if worker not in self._state.steering.list_failovers():
             known = ", ".join(self._state.steering.list_failovers()) or "none"
             text = f"worker {worker} was not failed over; those that were: {known}"
@@ -153,7 +147,6 @@ class OperatorDesk:
             self._post(events.DraftersChosen([replica.engine], chosen))
 
     def quarantine(self, request: str, duration_s: float) -> QuarantinedView:
-        """Refuse a request like this one, by its id or digest, for so long."""
         state, now_s, wall_s = self._state, self._clock.monotonic_s(), self._clock.wall_s()
         history = state.streams.histories.find_like(request)
         live = state.streams.find_live(history.key if history is not None else request)
@@ -169,7 +162,6 @@ class OperatorDesk:
         return QuarantinedView(*named, 0, BY_OPERATOR, since_s=wall_s, until_s=wall_s + duration_s)
 
     def list_quarantined(self) -> list[QuarantinedView]:
-        """Return the requests that are refused for having ended workers, the last convicted first."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         return [
             replace(request, since_s=wall_s - (now_s - request.since_s), until_s=wall_s + (request.until_s - now_s))
@@ -177,7 +169,6 @@ class OperatorDesk:
         ]
 
     def release_quarantined(self, digests: Sequence[str]) -> list[str]:
-        """Let requests run again; returns those of them that were refused."""
         known = {request.digest for request in self._state.blame.list_quarantined(self._clock.monotonic_s())}
         self._post(events.QuarantineReleased(digests))
         return [digest for digest in digests if digest in known]
@@ -193,7 +184,6 @@ class OperatorDesk:
             _log.info("speculation override", **whom, override=format_override(wanted), asked_by=asked_by)
 
     def hold(self, kind: PartKind, name: str, held: Held) -> None:
-        """Keep work away from a part, or let it work again."""
         part = Part(kind, name)
         known = self._state.list_parts()
         if part not in known:

@@ -37,8 +37,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class KvMoveTotals:
-    """Streams that were moved by plan: with the `pages` of their KV cache, of so many `bytes`, or `recomputed`. Those
-    with pages stood still for `seconds`, all together."""
+    """Streams moved by plan: with the `pages` of their KV, of so many `bytes`, in `seconds`, or `recomputed`."""
 
     pages: int = 0
     recomputed: int = 0
@@ -117,9 +116,8 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class HealthView:
-    """A device, a host, a link, a worker or a cluster that is not healthy. `state`: of
-    policies.serving.failover.health or control.replicas.shortfall; `why`: the last failure; nothing is started there
-    for `wait_s`."""
+    """A device, a host, a link, a worker or a cluster that is not healthy. `state`: of policies.serving.failover.health
+    or control.replicas.shortfall; `why`: the last failure; nothing is started there for `wait_s`."""
 
     kind: str
     name: str
@@ -141,8 +139,7 @@ class MissingReplica:
 
 @dataclass(frozen=True, slots=True)
 class UnmetWish:
-    """What was configured and no replica is there for: `why` in one line, and for which `reason`
-    (control.replicas.shortfall)."""
+    """What was configured and no replica is there for: `why`, and the `reason` (control.replicas.shortfall)."""
 
     reason: str
     why: str
@@ -151,16 +148,15 @@ class UnmetWish:
 @dataclass(frozen=True, slots=True)
 class PlanView:
     """What the running plan predicts, and what came of it. Tokens per second are output tokens of all streams;
-    `predicted` is for the planned load, prompts included, `measured` a running mean over rounds that
-    only decode. `ratio`: measured / predicted time of the last `rounds` rounds, for the rows that they had, of the
-    replica where it is furthest from 1. `plans`:
-    how often it was made anew; `moves`: how often workers were replaced for that; `last`: what came of it last.
-    `drifted`: profiles that do not hold any more, and when they are measured again. `objective`: of what it has most;
-    cost and energy are those predicted, `price_per_hour` that of the devices in use, all 0 where not known.
-    `corrections`: by how much predictions of devices were already made longer. `serving_tokens_per_s`: as `predicted`,
-    of the replicas that serve now; `missing`: those that are out. `doubts`: which of its figures are estimates, or were
-    measured while others took the device. `to_measure`: what is measured when nobody asks. `replica_tokens_per_s`: as
-    `predicted`, of each replica by its number."""
+    `predicted` is for the planned load, prompts included, `measured` a running mean over rounds that only decode.
+    `ratio`: measured / predicted time of the last `rounds` rounds, for the rows that they had, of the replica where it
+    is furthest from 1. `plans`: how often it was made anew; `moves`: how often workers were replaced for that; `last`:
+    what came of it last. `drifted`: profiles that do not hold any more, and when they are measured again. `objective`:
+    of what it has most; cost and energy are those predicted, `price_per_hour` that of the devices in use, all 0 where
+    not known. `corrections`: by how much predictions of devices were already made longer. `serving_tokens_per_s`: as
+    `predicted`, of the replicas that serve now; `missing`: those that are out. `doubts`: which of its figures are
+    estimates, or were measured while others took the device. `to_measure`: what is measured when nobody asks.
+    `replica_tokens_per_s`: as `predicted`, of each replica by its number."""
 
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
@@ -245,8 +241,7 @@ class DraftStoreView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """What a device does: `load`, the moving mean, and what it told `age_s` ago. `name` is "HOST/DEVICE"; `hot` says
-    why it makes itself slower ("": it does not)."""
+    """A device's `load`, the moving mean, told `age_s` ago. `hot`: why it makes itself slower ("": it does not)."""
 
     name: str
     load: DeviceLoad
@@ -255,7 +250,6 @@ class DeviceView:
 
 
 TRIAL, PROMOTED, ROLLED_BACK = "trial", "promoted", "rolled_back"
-"""The phases of a canary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +288,7 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True)
 class RecentOutputsView:
-    """What users were answered of late, to draft their next answers from: of so many `users` (tags), so many `tokens`;
-    `given` requests got some."""
+    """Last answers, to draft from: of so many `users` (tags), so many `tokens`; `given` requests got some."""
 
     users: int
     tokens: int
@@ -305,25 +298,22 @@ class RecentOutputsView:
 @dataclass(frozen=True, slots=True)
 class StateView:
     """What is running now. `phase`: "starting", "ready", "restarting", "unloaded" (a request loads it), "draining" or
-    "failed"; it is "ready" while one
-    replica serves.
+    "failed"; it is "ready" while one replica serves.
 
-    `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None
-    before the first is ready, the lost one's until the next is; of several replicas the first that serves. `gauges` and
-    `totals` add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the
-    operator's (None before the first worker is ready), `canary_bounds` those of the canary's requests, `overrides`
-    those of sessions and engines. `losses`: of target workers, by the replica's number and the
-    kind (policies.serving.failover.blame). `health`: of parts that are not healthy.
-    `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
-    took the target's place, by "same" and "other" bits. `changed_groups`: how many streams went on with other bits, by
-    the number of the replica that went on. `kv_moves`: of streams, by the number
-    of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
-    does not follow load. `draft_store`: None where answers stay in the worker's memory; `recent_outputs`:
-    None until an answer to a user tag is there. `quarantined`: requests that are refused for having ended workers.
-    `cluster_away`: why no worker can be started, while a cluster does not answer; "" where one can.
-    `cluster_members`: the hosts of a cluster that others may join. `unmet`: what was
-    configured and none of the `replicas` is there for. `residency`: None where the model is loaded at the start and
-    stays.
+    `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None before the
+    first is ready, the lost one's until the next is; of several replicas the first that serves. `gauges` and `totals`
+    add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the operator's
+    (None before the first worker is ready), `canary_bounds` those of the canary's requests, `overrides` those of
+    sessions and engines. `losses`: of target workers, by the replica's number and the kind
+    (policies.serving.failover.blame). `health`: of parts that are not healthy. `standbys`: those that are loaded and do
+    not serve; one that does is among `replicas`. `taken_over`: how often one took the target's place, by "same" and
+    "other" bits. `changed_groups`: how many streams went on with other bits, by the number of the replica that went on.
+    `kv_moves`: of streams, by the number of the replica that they left. `devices`: those that somebody samples.
+    `scaling`: None where the number of replicas does not follow load. `draft_store`: None where answers stay in the
+    worker's memory; `recent_outputs`: None until an answer to a user tag is there. `quarantined`: requests that are
+    refused for having ended workers. `cluster_away`: why no worker can be started, while a cluster does not answer; ""
+    where one can. `cluster_members`: the hosts of a cluster that others may join. `unmet`: what was configured and none
+    of the `replicas` is there for. `residency`: None where the model is loaded at the start and stays.
     """
 
     phase: str
@@ -442,10 +432,9 @@ class Control(Protocol):
     def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         """Decode a request; yield its tokens as they are committed. The last delta has `finish` and `stats`.
 
-        Survives a lost worker: the stream goes on with the very next token, at once where another replica serves,
-        else when a worker does. Closing the
-        iterator (aclose) before its end cancels the request. Raises RequestError: 503 while starting,
-        draining or failed (with retry_after_s), 429 when the queue is full, 400 when the worker refuses the
-        request, 500 when it failed on it.
+        Survives a lost worker: the stream goes on with the very next token, at once where another replica serves, else
+        when a worker does. Closing the iterator (aclose) before its end cancels the request. Raises RequestError: 503
+        while starting, draining or failed (with retry_after_s), 429 when the queue is full, 400 when the worker refuses
+        the request, 500 when it failed on it.
         """
         ...

@@ -127,8 +127,7 @@ def _list_decisive(facts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def find_group(ready: Ready | None) -> str:
-    """Return the name of the group of equal bits that a replica belongs to: two of one group say the same tokens. ""
-    where it is not known."""
+    """Return the name of the group of equal bits of a replica: all say the same tokens. "" where it is not known."""
     if ready is None:
         return ""
     facts = _list_facts(ready)
@@ -163,10 +162,9 @@ def effective_places(ready: Ready, gauges: Gauges | None) -> int:
 @dataclass(slots=True)
 class TargetState:
     """The target's phase, and the last that its worker told. `ready` outlives a lost worker; `serving`: its worker is
-    ready. `due_s`: when the next
-    worker is started, or was; `start_s`: how long the last start took. `spent`: it was lost too often of late.
-    `hindrance`: see ReplicaView; that it is slow is found when it is looked at.
-    `on_change` is called with each change that routing has to know of."""
+    ready. `due_s`: when the next worker is started, or was; `start_s`: how long the last start took. `spent`: it was
+    lost too often of late. `hindrance`: see ReplicaView; that it is slow is found when it is looked at. `on_change` is
+    called with each change that routing has to know of."""
 
     name: str
     detail: str = "the worker is being started"
@@ -227,7 +225,6 @@ class TargetState:
         self.on_change()
 
     def mark_restarting(self, detail: str, due_s: float, *, spent: bool, hindrance: Hindrance = "") -> None:
-        """One more restart is under way."""
         self.totals = replace(self.totals, restarts=self.totals.restarts + 1)
         self.detail, self.due_s, self.spent, self.hindrance = detail, due_s, spent, hindrance
 
@@ -262,7 +259,6 @@ class TargetState:
         return ReplicaView(*named, *figures, silent_s if streams else 0.0, self.spent, back_in_s, hindrance)
 
     def _is_late(self, now_s: float, expected_s: float) -> bool:
-        """Return whether its worker has been loading for longer than expected."""
         if self.serving or self.phase == FAILED or not self.due_s:
             return False
         bound_s = max(_LATE_AFTER_S, _LATE_TIMES * expected_s) if expected_s else _LATE_UNKNOWN_S

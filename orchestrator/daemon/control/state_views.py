@@ -35,10 +35,9 @@ class StateViews:
     """Of one control, which began at `started_s`. `plan_view` says what a plan predicts, where there is one, and what
     of it runs with these replicas. `expect_load_s` says how long the worker of a replica, by its number, takes to load
     (0: it does not). `list_unmet` returns what was configured and is not planned. `scale_view` says how many replicas
-    are wanted, where load decides,
-    `draft_store_view` how the draft store does, `recent_outputs_view` what users were answered of late.
-    `explain_unserved` says why requests cannot be served yet though a worker says that it is ready; "" where they can.
-    `count_unread`: requests that wait for the model's first load, before control has them.
+    are wanted, where load decides, `draft_store_view` how the draft store does, `recent_outputs_view` what users were
+    answered of late. `explain_unserved` says why requests cannot be served yet though a worker says that it is ready;
+    "" where they can. `count_unread`: requests that wait for the model's first load, before control has them.
     `preparing`: what goes on before there is anything to start, or why nothing ever serves (`given_up`)."""
 
     def __init__(self, state: State, cluster: Cluster, desk: OperatorDesk, started_s: float) -> None:

@@ -144,7 +144,6 @@ def _fold_draft_worker(state: State, event: events.WorkerEvent, now_s: float) ->
 
 
 def _fold_change(state: State, event: events.ChangeEvent, now_s: float) -> list[Action]:
-    """Other workers, other options of theirs, or other rules are wanted."""
     match event:
         case events.RolloutAsked():
             chosen = (
@@ -180,7 +179,6 @@ def _ask_rollout(state: State, event: events.RolloutAsked, now_s: float) -> list
 
 
 def _ask_retune(state: State, event: events.RetuneAsked, now_s: float) -> list[Action]:
-    """Let replicas decode by other options, and have the draft workers and the standbys that go with these."""
     state.drafts.set_sizes(event.draft_pools)
     replicas = [replica for replica in state.replicas.primary if not replica.standby]
     asking = state.retuning.ask(replicas, event.targets)
@@ -231,7 +229,6 @@ def _fold_phase(state: State, event: events.PhaseEvent, now_s: float) -> list[Ac
 
 
 def _fold_loads(state: State, event: events.LoadObserved, now_s: float) -> list[Action]:
-    """Take samples of devices in, and learn from the rounds that ran meanwhile."""
     queues: dict[str, int] = {}
     for device in event.samples:
         here = state.fleet.list_on_device(device)
@@ -249,8 +246,7 @@ def _fold_loads(state: State, event: events.LoadObserved, now_s: float) -> list[
 
 
 def _leave_device(state: State, device: str, why: str, now_s: float) -> list[Action]:
-    """Start nothing on a device that says itself that it does not work, and let streams go on elsewhere where they
-    can."""
+    """Start nothing on a device that says it does not work, and let streams go on elsewhere."""
     here = state.fleet.list_on_device(device)
     spelt = (part for replica in here for part in replica.parts if name_device_counters(part.name) == device)
     parts = {Part("device", device), *spelt}
@@ -272,7 +268,6 @@ def _hear_workers(state: State, heard: Sequence[int], now_s: float) -> None:
 
 
 def _end_hung(state: State, now_s: float) -> list[Action]:
-    """End workers that hang; their streams go on elsewhere at once."""
     actions: list[Action] = []
     for life, why in state.watch.find_hung(state.list_watched(), now_s):
         actions.append(LogLine("error", "%s hangs: %s; it is ended", (life.title, why)))
@@ -283,7 +278,6 @@ def _end_hung(state: State, now_s: float) -> list[Action]:
 
 
 def _hold_part(state: State, part: Part, held: Health | None) -> list[Action]:
-    """Keep work away from a part, as an operator asks, or let it work again."""
     state.health.hold(part, held)
     (state.steering.observe_release if held is None else state.steering.observe_hold)(part)
     return [LogLine("info", "%s: %s", (part, held.value if held is not None else "may work again"))]

@@ -18,7 +18,7 @@ from policies.serving.failover.health import Held, PartKind
 
 class Hold(BaseModel):
     """The part, and what is to become of it: "draining", "cordoned", or "" to let it work again. `kind` left out: the
-    one thing of this name. `model`: whose it is; left out: that of every model that has it, which a worker is not."""
+    one thing of this name. `model` left out: that of every model that has it, which a worker is not."""
 
     model_config = ConfigDict(extra="forbid")
     kind: PartKind | None = None
@@ -76,8 +76,7 @@ def install_health_routes(app: FastAPI, targets: AdminTargets) -> None:
 
 
 def find_kind(targets: Sequence[AdminTarget], name: str) -> PartKind:
-    """Return what the one thing of this name is. Raises RequestError: 404 where there is none, 409 where there are
-    several; both list what there is."""
+    """Return what the one thing of this name is. Raises RequestError: 404 where none is, 409 where several are."""
     every = {(part.kind, part.name) for target in targets for part in target.control.steering.list_parts()}
     kinds = sorted(kind for kind, known in every if known == name)
     listed = ", ".join(f"{kind} {known}" for kind, known in sorted(every)) or "nothing yet"
@@ -91,7 +90,6 @@ def find_kind(targets: Sequence[AdminTarget], name: str) -> PartKind:
 
 
 def _list_having(targets: Sequence[AdminTarget], worker: str) -> list[AdminTarget]:
-    """Return the targets that have a worker of this name."""
     parts = {target: target.control.steering.list_parts() for target in targets}
     return [
         target for target, known in parts.items() if any((part.kind, part.name) == ("worker", worker) for part in known)

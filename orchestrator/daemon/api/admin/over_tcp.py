@@ -17,8 +17,7 @@ MOST_BODY_BYTES: Final = 1 << 20
 
 
 class AdminOverTcp:
-    """ASGI middleware, behind the key gate: paths under /admin go to the app that `app.state.admin` holds; where it
-    holds none, they are unknown as others are."""
+    """ASGI middleware, behind the key gate: paths under /admin go to the app that `app.state.admin` holds, if any."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -73,7 +73,6 @@ def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: Name
 
 
 def describe_pool(target: AdminTarget) -> dict[str, Any]:
-    """Return a target's groups of equal bits, who goes on for whom, and what the loss of each part costs."""
     plan = target.control.view().plan
     pool = target.control.steering.describe_pool({} if plan is None else plan.replica_tokens_per_s)
     return {"model": target.name(), **dataclasses.asdict(pool)}
@@ -123,7 +122,6 @@ def _ask_each(targets: AdminTargets, ask: Callable[[AdminTarget], _T]) -> tuple[
 
 
 def _describe(view: RequestView, name_owner: NameOwner) -> dict[str, Any]:
-    """Return what a list shows of a request."""
     shown = ("request_id", "state", "age_s", "replica", "prompt_tokens", "tokens", "depth", "queue_ms")
     return {**{name: getattr(view, name) for name in shown}, "key": name_owner(view.owner)}
 

@@ -31,7 +31,6 @@ _VIEW_FIELDS = (
     *("phase", "detail", "runtime", "worker", "uptime_s", "streams", "gauges", "taken_over", "changed_groups"),
     *("health", "scaling", "draft_store", "recent_outputs", "cluster_away", "residency", "plan"),
 )
-"""What a status has of a StateView as it is."""
 _SHOWN = tuple(field.name for field in dataclasses.fields(DeviceLoad) if field.name != "sampled_s")
 
 
@@ -105,8 +104,7 @@ def create_admin_app(
 
 
 def describe_target(target: AdminTarget, most_devices: int | None = None) -> dict[str, Any]:
-    """Return a target's state, with the views of its workers as they are: there may be thousands. `most_devices`: of so
-    many, the busiest, where there are more."""
+    """Return a target's state, with its workers' views as they are. `most_devices`: of so many, the busiest."""
     control, view = target.control, target.control.view()
     devices: Sequence[DeviceView] = view.devices
     if most_devices is not None and len(devices) > most_devices:
@@ -146,7 +144,6 @@ def write_status(status: dict[str, Any]) -> bytes:
 
 
 def describe_device(device: DeviceView) -> dict[str, Any]:
-    """Return what a device does, with the shares of its time that are ours and nobody's."""
     load = device.load
     idle = None if load.utilisation is None else max(0.0, 1.0 - load.utilisation)
     shown = {name: getattr(load, name) for name in _SHOWN}
@@ -154,7 +151,6 @@ def describe_device(device: DeviceView) -> dict[str, Any]:
 
 
 def replica_of(replica: ReplicaView) -> dict[str, Any]:
-    """Return a replica's state."""
     shown = msgspec.to_builtins(dataclasses.replace(replica, route=None, ready=None))
     del shown["route"]
     if replica.ready is not None:

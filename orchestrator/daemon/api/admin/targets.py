@@ -39,8 +39,6 @@ class AdminTarget:
 
 
 class AdminTargets:
-    """All targets of the daemon, in the order of the file."""
-
     def __init__(self, targets: Sequence[AdminTarget]) -> None:
         self._targets = tuple(targets)
 
@@ -54,7 +52,6 @@ class AdminTargets:
 
     @property
     def several(self) -> bool:
-        """Whether there are others."""
         return len(self._targets) > 1
 
     def choose(self, model: str | None) -> Sequence[AdminTarget]:
@@ -67,8 +64,7 @@ class AdminTargets:
         return matches
 
     def choose_one(self, model: str | None, what: str) -> AdminTarget:
-        """Return the target of that name, or the only one. Raises RequestError 404, and 400 where it has to be named
-        for `what`."""
+        """Return the target of that name, or the only one. Raises RequestError 404, and 400 where none is named."""
         matches = self.choose(model)
         if len(matches) > 1:
             names = ", ".join(target.name() for target in matches)

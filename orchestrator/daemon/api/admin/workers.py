@@ -28,7 +28,7 @@ class Failover(BaseModel):
 
 class DrafterChoice(BaseModel):
     """The drafters that may propose: none, or null for all that are configured. `engine`: of this replica; left out: of
-    all. `model`: whose; left out: of every model."""
+    all."""
 
     model_config = ConfigDict(extra="forbid")
     names: list[str] | None = Field(max_length=_MOST_DRAFTERS)
@@ -74,7 +74,6 @@ def install_worker_routes(app: FastAPI, targets: AdminTargets) -> None:
 
 
 def describe_drafters(targets: AdminTargets, model: str | None) -> dict[str, Any]:
-    """Return the drafters of each replica as plain data."""
     replicas = [(target, view) for target in targets.choose(model) for view in target.control.steering.list_drafters()]
     return {"replicas": [{**_describe(view), **targets.label(target)} for target, view in replicas]}
 

@@ -23,7 +23,6 @@ class FileRecord(msgspec.Struct, frozen=True):
     expires_at: int
 
     def show(self) -> dict[str, Any]:
-        """Return OpenAI's file object."""
         fields = msgspec.structs.asdict(self)
         del fields["owner"]
         return {**fields, "object": "file", "status": "processed", "status_details": None}
@@ -63,11 +62,9 @@ class BatchRecord(msgspec.Struct):
 
     @property
     def live(self) -> bool:
-        """True until it has ended."""
         return self.status in LIVE
 
     def show(self) -> dict[str, Any]:
-        """Return OpenAI's batch object."""
         errors = list(map(msgspec.structs.asdict, self.errors))
         steps = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
         return {

@@ -101,7 +101,6 @@ class BatchService:
         task.add_done_callback(lambda _: self._tasks.pop(batch.id, None))
 
     async def _run(self, batch: BatchRecord) -> None:
-        """Run a batch to its end, or until the daemon stops."""
         try:
             end = await self._keep_trying(batch, partial(self._work, batch))
         except asyncio.CancelledError:
@@ -243,7 +242,6 @@ class BatchService:
         _log.info("batch ended", batch=batch.id, status=end, completed=batch.completed, failed=batch.failed)
 
     def _publish(self, batch: BatchRecord) -> None:
-        """Give answers and errors a file each, where there are any."""
         work = self.store.path_of(batch.id)
         if not work.exists():
             return

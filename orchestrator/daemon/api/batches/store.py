@@ -66,12 +66,10 @@ class BatchStore:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path_of(self, name: str) -> Path:
-        """Return where the bytes of a file are, or the results of a batch that lives."""
         return self._directory / f"{name}.jsonl"
 
     @property
     def used_bytes(self) -> int:
-        """What whole files take."""
         return sum(record.bytes for record in list(self.files.values()))
 
     def has_room(self) -> bool:
@@ -142,7 +140,6 @@ class BatchStore:
         self.batches[batch.id] = batch
 
     def expire(self) -> None:
-        """Forget what has been kept for long enough."""
         now = self._clock.wall_s()
         reads = {batch.input_file_id for batch in self.batches.values() if batch.live}
         for file in list(self.files.values()):
@@ -167,8 +164,6 @@ class BatchStore:
 
 
 class Receiving:
-    """A file that comes in."""
-
     def __init__(self, store: BatchStore, file_id: str, file: BinaryIO) -> None:
         self._store = store
         self._id = file_id
@@ -196,7 +191,6 @@ class Receiving:
 
 
 def build_batch(body: CreateBatch, owner: str, now: int, window_s: int) -> BatchRecord:
-    """Return the record of a batch that was asked for now."""
     output, error = (f"file-{secrets.token_hex(_ID_BYTES)}" for _ in range(2))
     return BatchRecord(
         f"batch_{secrets.token_hex(_ID_BYTES)}",

@@ -19,8 +19,7 @@ _BUFFER_BYTES = 1024 * 1024  # of a part's head, which waits in memory. Not tune
 async def receive_form(
     content_type: str, stream: AsyncIterator[bytes], receiving: Receiving
 ) -> tuple[dict[str, str], str | None]:
-    """Hand the part `file` to `receiving`. Returns the other fields, and the file's name: None where there was no file.
-    Raises RequestError."""
+    """Hand the part `file` to `receiving`; returns the other fields and the file's name (None). Raises RequestError."""
     kind, options = parse_options_header(content_type)
     boundary = options.get("boundary", "")
     if kind != "multipart/form-data" or not boundary:

@@ -166,7 +166,6 @@ def _link(start: str, end: str, kind: str, up: bool) -> dict[str, Any]:
 
 
 def _list_nodes(devices: Sequence[Mapping[str, Any]], hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the nodes that have devices, and hosts that are left out, with the reason."""
     known = {host["host"]: host for host in hosts}
     names = list(dict.fromkeys([*(device["name"].rpartition("/")[0] for device in devices), *known]))
     return [

@@ -35,7 +35,6 @@ class FailoverTimeline:
         self._events: deque[FailoverEvent] = deque(maxlen=_MOST_EVENTS)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return the events as plain data, the newest first."""
         return [asdict(event) for event in reversed(self._events)]
 
     def observe(self, index: int, model: str, view: StateView) -> None:

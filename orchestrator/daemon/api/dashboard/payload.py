@@ -81,8 +81,7 @@ class DashboardState:
         return known[1]
 
     def describe_request(self, request_id: str) -> dict[str, Any]:
-        """Return a request's life and where it was sent, and why. `request_id`: its own, or the one that the table has.
-        Raises RequestError 404 where it is not known."""
+        """Return a request's life, and where it was sent and why. Raises RequestError 404 where it is not known."""
         life = self._lives.find(request_id)
         own_id, shown_id = (request_id if life is None else life.request_id), hide_response_id(request_id)
         routes: list[dict[str, Any]] = []
@@ -99,7 +98,6 @@ class DashboardState:
 
 
 def _sum_up(life: RequestLife) -> dict[str, Any]:
-    """Return a request's line in the table."""
     figures = {name: life.figures.get(name) for name in ("ttft_ms", "tpot_ms", "latency_ms", "acceptance", "finish")}
     moved = sum(mark.what == "moved" for mark in life.marks)
     return {
@@ -115,7 +113,6 @@ def _sum_up(life: RequestLife) -> dict[str, Any]:
 
 
 def _describe_plan(plan: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the plan with its reasons; None where nothing is left to one."""
     if plan is None or plan.get("plan") is None:
         return None
     chosen = plan["plan"]

@@ -1,5 +1,4 @@
-"""The routes of the dashboard. Its files hold nothing of the daemon and are open; its state asks for a key's scope
-`metrics` where there are keys."""
+"""The dashboard's routes. Its files are open; its state asks for a key's scope `metrics` where there are keys."""
 
 from __future__ import annotations
 
@@ -23,8 +22,6 @@ from orchestrator.telemetry import LoopGuard
 
 
 class Dashboard:
-    """The dashboard of one daemon."""
-
     def __init__(self, state: DashboardState, clock: Clock, *, most_viewers: int = MOST_VIEWERS) -> None:
         self.state = state
         self.viewers = Viewers(state.describe, clock, most=most_viewers)

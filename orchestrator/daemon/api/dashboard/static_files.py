@@ -31,15 +31,12 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file, its bytes also packed with gzip."""
-
     media_type: str
     whole: bytes
     packed: bytes
     etag: str
 
     def answer(self, request: Request) -> Response:
-        """Return the file, or 304 where the browser has it."""
         headers = {**HEADERS, "ETag": self.etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
         if self.etag in request.headers.get("If-None-Match", ""):
             return Response(status_code=304, headers=headers)

@@ -60,7 +60,6 @@ class Viewers:
             self._watching -= 1
 
     async def close(self) -> None:
-        """Let everybody go."""
         self._closed = True
         self._next.set()
         if self._making is not None:
@@ -68,8 +67,7 @@ class Viewers:
             await asyncio.gather(self._making, return_exceptions=True)
 
     async def tell(self) -> AsyncGenerator[bytes, None]:
-        """Yield the whole state, and then the parts that changed. Who missed a snapshot gets the whole state again. To
-        be used by who holds a place."""
+        """Yield the whole state, then the parts that changed; the whole again after a missed snapshot."""
         if self._making is None or self._making.done():
             self._take_snapshot()
             self._making = asyncio.create_task(self._make_snapshots(), name="dashboard")

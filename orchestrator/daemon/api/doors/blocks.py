@@ -40,7 +40,6 @@ class BlockBuilder:
         self.stop_reason: str | int | None = None
 
     def push(self, piece: Piece) -> list[Step]:
-        """Return what a piece adds."""
         steps: list[Step] = []
         for part in piece.parts:
             match part:
@@ -58,12 +57,10 @@ class BlockBuilder:
         return steps
 
     def push_all(self, pieces: Sequence[Piece]) -> None:
-        """Build the blocks of an answer that is whole."""
         for piece in pieces:
             self.push(piece)
 
     def join(self, kind: Literal["thought", "text"]) -> str:
-        """Return the text of all blocks of a kind."""
         return "".join(block.text for block in self.blocks if block.kind == kind)
 
     def _say(self, kind: Literal["thought", "text"], text: str) -> list[Step]:

@@ -16,7 +16,6 @@ from orchestrator.json_lines import escape_line_ends
 
 
 def collect_sampling(body: Sampled) -> dict[str, Any]:
-    """Return the fields that all routes share, as far as they were sent."""
     return {name: getattr(body, name) for name in Sampled.model_fields if name in body.model_fields_set}
 
 
@@ -32,7 +31,6 @@ def refuse_resumption(request: Request) -> None:
 
 
 def name_event(kind: str, data: bytes) -> bytes:
-    """Return a server-sent event of a kind, with JSON."""
     return f"event: {kind}\ndata: ".encode() + escape_line_ends(data) + b"\n\n"
 
 

@@ -66,7 +66,6 @@ class AlertSeries:
         self._classes: dict[int, str] = {}
 
     def observe(self, of: Engine, done: RoundReport) -> None:
-        """Count a round of a replica."""
         plain = self._plain_rounds.setdefault(of, _PlainRounds())
         for name, (drafted, accepted) in done.by_drafter.items():
             if drafted and name != "grammar":

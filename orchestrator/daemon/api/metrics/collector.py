@@ -126,7 +126,6 @@ class Metrics:
         return self._seen
 
     def observe_round(self, done: RoundReport) -> None:
-        """Count a round of a worker."""
         view = self._glance()
         if view.ready is None:
             return
@@ -140,17 +139,14 @@ class Metrics:
         self.speed.observe_tokens(tokens)
 
     def observe_first_token(self, ttft_s: float, engine: int = 0) -> None:
-        """A sequence got its first token from this replica, so long after its request came."""
         self._first_tokens.add(self._of(engine), ttft_s)
         self.speed.observe_first_token(ttft_s)
 
     def observe_gap(self, gap_s: float, engine: int = 0) -> None:
-        """A sequence got more tokens from this replica, so long after the last ones."""
         self._gaps.add(self._of(engine), gap_s)
 
     def observe_end(self, done: SequenceTiming, started_s: float) -> None:
-        """A sequence of a request that came at `started_s` (seconds of the clock) has ended; it counts for the replica
-        that had it last."""
+        """A sequence of a request that came at `started_s` has ended; it counts for the replica that had it last."""
         self._sequences.add(self._of(done.engine), (done, started_s))
         self.speed.observe_end(done.tpot_s)
 
@@ -159,16 +155,13 @@ class Metrics:
         self.slo.observe(self._of(engine), served)
 
     def observe_variant(self, variant: str, done: RequestTotals, engine: int = 0) -> None:
-        """A request of this variant came to its end."""
         self._variants.add((*self._of(engine), variant), done)
 
     def render(self) -> bytes:
-        """Return the exposition text, with control's own figures as they are now."""
         self.refresh()
         return generate_latest(self.registry) + generate_latest(self.aliases)
 
     def refresh(self) -> None:
-        """Take control's own figures as they are now."""
         view = self._seen = self._control.view()
         if view.residency is not None and (name := self._name()):
             self._residency.show({(name, "0"): view.residency})
@@ -215,7 +208,6 @@ class Metrics:
         _show(of, self._trial, self._trial_view and self._trial_view())
 
     def view_costs(self) -> dict[str, Any] | None:
-        """Return what the devices in use cost, for people; None where that is not known."""
         return self._costs.view(self._control.view().plan)
 
     def _count_workers(self, model: str, replicas: Sequence[ReplicaView]) -> None:

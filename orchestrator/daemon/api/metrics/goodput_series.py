@@ -1,5 +1,4 @@
-"""Which requests met their objectives, what is moved for that, and what the devices in use cost: as metrics, and for
-people."""
+"""Which requests met their objectives, what is moved for that, and what devices cost: for metrics and people."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class ServedRequest(NamedTuple):
 
 
 def check_objectives(objectives: Objectives, served: ServedRequest) -> dict[str, bool]:
-    """Return whether a request met each objective that there is, and `all` of them; {} where that cannot be told: its
-    client left before."""
+    """Return whether a request met each objective, and `all`; {} where its client left before that could be told."""
     if not served.failed and served.ttft_ms is None and not served.left:
         return {}  # it asked for no token
     waited_ms = served.latency_ms if served.ttft_ms is None else served.ttft_ms
@@ -51,7 +49,6 @@ def check_objectives(objectives: Objectives, served: ServedRequest) -> dict[str,
 
 
 def _list_objectives(objectives: Objectives) -> dict[str, Objective]:
-    """Return the objectives that there are, by name."""
     named = (("ttft", objectives.ttft), ("tpot", objectives.tpot))
     return {name: objective for name, objective in named if objective.ms is not None}
 
@@ -74,7 +71,6 @@ class SloSeries:
         self._seen = make.gauge("slo_latency_seconds", f"Its percentile, last {WINDOW_S:g} s.", "objective")
 
     def set_objectives(self, objectives: Objectives) -> None:
-        """Judge requests that end from now on by these."""
         if objectives == self._objectives:
             return
         self._objectives, self._of = objectives, _list_objectives(objectives)
@@ -82,7 +78,6 @@ class SloSeries:
         self._seen.clear()
 
     def observe(self, of: Engine, served: ServedRequest) -> None:
-        """A request that a replica had last has ended."""
         verdicts = check_objectives(self._objectives, served) if self._of else {}
         self._verdicts.add(of, verdicts)
         if not verdicts:
@@ -111,7 +106,6 @@ class SloSeries:
                 self._seen.labels(*of, name).set(seen_ms / MS_PER_S)
 
     def view(self) -> dict[str, Any] | None:
-        """Return it for people; None where there are no objectives."""
         if not self._of:
             return None
         now_s = self._clock.monotonic_s()
@@ -151,8 +145,7 @@ NO_PRICE = HourlyPrice()
 
 
 class CostSeries:
-    """No series where the price of the devices in use is not known. A plan knows which these are; without one it is
-    this machine."""
+    """No series where the price of the devices in use is not known: those of the plan, else this machine."""
 
     def __init__(self, make: Registered, machine: HourlyPrice, clock: Clock) -> None:
         self._machine = machine
@@ -170,7 +163,6 @@ class CostSeries:
         )
 
     def observe(self, tokens: int, plan: PlanView | None) -> None:
-        """So many tokens were generated."""
         self._settle(plan)
         self._tokens += tokens
         self._recent.add(self._clock.monotonic_s(), tokens)
@@ -191,7 +183,6 @@ class CostSeries:
             self._cost.labels(*of, currency).set(cost)
 
     def view(self, plan: PlanView | None) -> dict[str, Any] | None:
-        """Return it for people; None where no price is known."""
         self._settle(plan)
         if not self._price:
             return None

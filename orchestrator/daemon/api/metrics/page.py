@@ -12,8 +12,6 @@ from orchestrator.daemon.api.metrics.collector import Metrics
 
 
 class MetricsPage:
-    """What `/metrics` answers."""
-
     def __init__(self, models: Sequence[Metrics]) -> None:
         self._models = models
         self._registries = [
@@ -31,7 +29,6 @@ class MetricsPage:
                     yield sample.name, sample.labels, sample.value
 
     def render(self) -> bytes:
-        """Return the exposition text, as everything is now."""
         for model in self._models:
             model.refresh()
         return b"".join(map(generate_latest, self._registries))
@@ -52,8 +49,6 @@ class MetricsPage:
 
 
 class _Read(CollectorRegistry):
-    """Families that were read before."""
-
     def __init__(self, families: Sequence[Metric]) -> None:
         super().__init__()
         self._families = families
@@ -69,8 +64,6 @@ def _merge_registries(registries: Sequence[CollectorRegistry]) -> CollectorRegis
 
 
 class _Families(Collector):
-    """Collects what other registries hold, each family once."""
-
     def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
         self._registries = registries
 

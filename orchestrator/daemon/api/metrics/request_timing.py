@@ -77,7 +77,6 @@ class RequestTotals(NamedTuple):
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted / drafted tokens."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
@@ -106,7 +105,6 @@ class Recent:
         self._buckets.append((now_s, list(counts)))
 
     def sum(self, now_s: float, index: int) -> int:
-        """Return one of the sums."""
         self._forget(now_s)
         return sum(counts[index] for _, counts in self._buckets)
 
@@ -132,11 +130,9 @@ class RecentSpeed:
         self._many: dict[str, deque[float]] = {name: deque(maxlen=MOST_SAMPLES) for name in ("ttft", "tpot")}
 
     def observe_tokens(self, count: int) -> None:
-        """So many tokens were generated."""
         self._tokens.add(self._clock.monotonic_s(), count)
 
     def observe_first_token(self, ttft_s: float) -> None:
-        """A sequence got its first token, so long after its request came."""
         self._ttfts_s.append(ttft_s)
         self._many["ttft"].append(ttft_s)
 
@@ -155,7 +151,6 @@ class RecentSpeed:
         }
 
     def view(self) -> dict[str, Any]:
-        """Return it for people; None for what is not known."""
         return {
             "window_s": WINDOW_S,
             "tokens_per_s": self._tokens.rate(self._clock.monotonic_s(), 0),

@@ -46,7 +46,6 @@ class Present:
     _series: dict[Labels, Gauge] = field(default_factory=dict)
 
     def show(self, values: Mapping[Labels, float], *, keep: bool = False) -> None:
-        """Set all there is, by labels. `keep`: the others stay."""
         for labels in () if keep else self._series.keys() - values.keys():
             self.gauge.remove(*labels)
             del self._series[labels]
@@ -73,8 +72,7 @@ class Registered:
 
 
 class Figure(NamedTuple, Generic[Source]):
-    """A metric: its name without the prefix, its help, and how it is read. `labels` are its own, behind those of what
-    it is read from. `bounds`: of a histogram."""
+    """A metric: its name without the prefix, its help, how it is read, `labels` of its own, `bounds` of a histogram."""
 
     kind: str
     name: str
@@ -88,12 +86,10 @@ Figures = tuple[Figure[Source], ...]
 
 
 def gauge(name: str, text: str, read: Callable[[Source], Reading], *labels: str) -> Figure[Source]:
-    """Return a figure that is what it was last."""
     return Figure("gauge", name, text, read, labels)
 
 
 def counter(name: str, text: str, read: Callable[[Source], Reading], *labels: str) -> Figure[Source]:
-    """Return a figure that grows."""
     return Figure("counter", name, text, read, labels)
 
 
@@ -133,7 +129,6 @@ class Table(Generic[Source]):
                 count.update((pids or {}).get(labels[:2], 0), value, *labels)
 
     def add(self, labels: Labels, event: Source) -> None:
-        """Count something that happened."""
         for read, count in self._counts:
             for own, value in _spread(read(event)):
                 count.counter.labels(*labels, *own).inc(value)

@@ -43,7 +43,6 @@ _FLIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)  # as above
 
 
 def count_generated(done: RoundReport) -> int:
-    """Return the tokens that a round generated."""
     return sum(len(delta.tokens) for delta in done.deltas)
 
 
@@ -340,7 +339,6 @@ VARIANT: Final[Figures[RequestTotals]] = (
     histogram("arm_time_to_first_token_seconds", "TTFT, by variant.", _LATENCY_S, lambda done: done.ttft_s),
     histogram("arm_request_time_per_output_token_seconds", "TPOT, by variant.", _TOKEN_S, lambda done: done.tpot_s),
 )
-"""Of a request that ended, under a canary."""
 
 
 def _read_variants(view: TrialView, name: str) -> Reading:

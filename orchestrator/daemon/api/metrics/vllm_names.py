@@ -33,7 +33,6 @@ class VllmNames(Collector):
         self._source = source
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the families that are told twice."""
         for family in self._source.collect():
             if family.name in TOLD_TWICE:
                 yield _rename_family(family)

@@ -17,8 +17,7 @@ _MOST_COPIED = 256 * 1024
 
 
 class Definitions:
-    """The references of one document. `targets`: the schema that each means, by its text, as the client wrote it; moved
-    schemas are still meant."""
+    """The references of one document. `targets`: the schema that each means, by its text, also where it was moved."""
 
     def __init__(self, root: Node, targets: Mapping[str, Node]) -> None:
         self._root = root
@@ -28,7 +27,6 @@ class Definitions:
         self._tokens = {token for reference in targets for token in read_pointer(reference)}
 
     def find(self, reference: Any) -> Node | None:
-        """Return the schema that a reference means; None where that is no schema of the document."""
         return self._targets.get(reference) if isinstance(reference, str) else None
 
     def leads_through(self, key: str) -> bool:

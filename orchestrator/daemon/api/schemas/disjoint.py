@@ -16,8 +16,7 @@ _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "
 
 
 class OverlapSearch:
-    """Looks at pairs of schemas of one document. `steps` bounds what all of them may cost together: what could not be
-    looked at counts as an overlap."""
+    """Looks at pairs of schemas of one document. `steps`: of all together; what is beyond counts as an overlap."""
 
     def __init__(self, definitions: Definitions, steps: int = _MOST_STEPS) -> None:
         self._definitions = definitions
@@ -26,7 +25,6 @@ class OverlapSearch:
 
     @property
     def spent(self) -> bool:
-        """Whether there was more to look at than is looked at."""
         return self._steps < 0
 
     def find_overlap(self, beside: Node, options: Sequence[Any]) -> tuple[int, int] | None:
@@ -140,7 +138,6 @@ class _View:
         self.choices += [part[key] for key in ("anyOf", "oneOf") if isinstance(part.get(key), list)]
 
     def list_schemas(self, name: str) -> list[Any]:
-        """Return what a property of this name has to meet."""
         schemas = []
         for part in self._parts:
             properties = part.get("properties")

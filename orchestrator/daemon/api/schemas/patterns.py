@@ -36,11 +36,9 @@ _PLAIN = {
 
 
 def looks_around(pattern: str) -> bool:
-    """Whether a pattern looks ahead or behind, or refers back to a group."""
     return any(match["found"] or _REFERS_BACK.match(match[0]) for match in _LOOKS_AROUND.finditer(pattern))
 
 
 def find_plain(pattern: str) -> Plain | None:
-    """Return what a known pattern means without looking around; None for others. The host name's is narrower: it
-    leaves out names with a dot at their end."""
+    """Return what a known pattern means without looking around (no dot ends its host names); None for others."""
     return _PLAIN.get(pattern)

@@ -57,7 +57,6 @@ class Dropped:
             self.reasons[why] = (first or place.at(key), count + 1)
 
     def list_warnings(self) -> tuple[str, ...]:
-        """Return a line for each reason."""
         return tuple(
             f"{first}{f' (and {count - 1} more)' if count > 1 else ''} {why}"
             for why, (first, count) in self.reasons.items()
@@ -73,8 +72,7 @@ class PreparedSchema:
 
 
 def prepare_schema(schema: Node, *, objects: bool = False) -> PreparedSchema:
-    """Return a schema ready to become a grammar. `objects`: of all that it allows, objects alone are wanted. Raises
-    SchemaRefused."""
+    """Return a schema ready to become a grammar. `objects`: of what it allows, these alone. Raises SchemaRefused."""
     root = copy_json(schema)
     (places, targets), dropped = find_schemas(root), Dropped()
     definitions = Definitions(root, targets)
@@ -239,7 +237,6 @@ def _name(options: tuple[int, int]) -> str:
 
 
 def _drop(place: Place, key: str, dropped: Dropped) -> None:
-    """Drop a key that says nothing, if it is there."""
     if place.node.pop(key, None) is not None:
         dropped.add(place, key, "says nothing here")
 

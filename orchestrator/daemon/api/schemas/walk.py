@@ -48,19 +48,16 @@ class Place(NamedTuple):
         return f"'{pointer}'"
 
     def refuse(self, key: str, why: str) -> SchemaRefused:
-        """Return what refuses a key."""
         return SchemaRefused(f"{self.at(key)} cannot be kept to: {why}")
 
 
 def applies(node: Node, kind: str) -> bool:
-    """Whether a schema allows values of a kind, so that the keys about them say something."""
     named = node.get("type")
     return kind == named or not isinstance(named, str | list) or (isinstance(named, list) and kind in named)
 
 
 def copy_json(value: Any) -> Any:
-    """Return a copy of a JSON value that shares no object or array with it. Raises SchemaRefused for a number that
-    cannot be written."""
+    """Return a deep copy of a JSON value. Raises SchemaRefused for a number that cannot be written."""
     copied: list[Any] = [None]
     left: list[tuple[Any, Any, Any]] = [(value, copied, 0)]
     while left:
@@ -122,7 +119,6 @@ def find_schemas(root: Node) -> tuple[list[Place], dict[str, Node]]:
 
 
 def _resolve(root: Node, reference: str) -> Node | None:
-    """Return the schema that a reference within the document means; None where that is no schema object."""
     if reference != "#" and not reference.startswith("#/"):
         return None
     node: Any = root
@@ -137,7 +133,6 @@ def _resolve(root: Node, reference: str) -> Node | None:
 
 
 def read_pointer(reference: Any) -> list[str]:
-    """Return the tokens of a reference's pointer."""
     return [_unescape(token) for token in reference.split("/")[1:]] if isinstance(reference, str) else []
 
 

@@ -92,7 +92,6 @@ class OutputParser:
         return len(self._held)
 
     def push(self, text: str) -> list[Part]:
-        """Return what this text makes certain."""
         self._held += text
         return join_pieces(self._run_steps(last=False))
 
@@ -103,7 +102,6 @@ class OutputParser:
         return join_pieces(self._run_steps(last=True))
 
     def _run_steps(self, *, last: bool) -> Iterator[Part]:
-        """Run steps until one needs more text."""
         while True:
             step = self._step
             yield from step(last)
@@ -111,13 +109,11 @@ class OutputParser:
                 return
 
     def _take(self, size: int) -> str:
-        """Take so many characters off what is held."""
         taken, self._held = self._held[:size], self._held[size:]
         self._at += size
         return taken
 
     def _drop_rest(self, last: bool) -> Iterator[Part]:
-        """Drop what stands behind the only call."""
         yield from ()
         self._take(len(self._held))
 
@@ -178,7 +174,6 @@ class ToolCallParser(OutputParser):
         self._reader, self._step = self._syntax.reader(), self._in_head
 
     def _text(self, text: str, start: int) -> Iterator[Part]:
-        """Give out text that begins at this place of the answer."""
         if self._behind_call:
             start, text = start + len(text) - len(text.lstrip()), text.lstrip()
         if text and not self._forced:
@@ -275,7 +270,6 @@ def _sure(text: str, openers: Sequence[str]) -> int:
 
 
 def join_pieces(pieces: Iterable[Part]) -> list[Part]:
-    """Put neighbours of one kind together."""
     joined: list[Part] = []
     for piece in pieces:
         match (joined[-1] if joined else None), piece:
@@ -319,7 +313,6 @@ def _render(part: Part, request_id: str, *, short_ids: bool) -> str | Thought | 
 
 
 def whole_calls(deltas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the calls that the deltas add up to, as a message has them."""
     calls: list[dict[str, Any]] = []
     for delta in deltas:
         if "id" in delta:
@@ -330,6 +323,5 @@ def whole_calls(deltas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def measure_begun(text: str, wanted: Sequence[str]) -> int:
-    """Return the length of the longest end of the text that begins one of these."""
     longest = min(max((len(each) for each in wanted), default=1) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if any(each.startswith(text[-size:]) for each in wanted)), 0)

@@ -59,7 +59,6 @@ def choose_marks(body: ChatRequest, tokenizer: Tokenizer) -> frozenset[str]:
 
 
 def build_parser(body: ChatRequest, tokenizer: Tokenizer, form: str) -> OutputParser | None:
-    """Return what finds calls in an answer in this form; None where there is nothing to find."""
     tools = body.forced or body.offered
     names = [tool.function.name for tool in tools]
     forced, single = bool(body.forced), not body.parallel_tool_calls
@@ -71,7 +70,6 @@ def build_parser(body: ChatRequest, tokenizer: Tokenizer, form: str) -> OutputPa
 
 
 def build_thought_splitter(body: ChatRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> ThoughtSplitter:
-    """Return what tells thoughts from text behind this prompt."""
     # A grammar holds from the first token on: what it writes is no thought.
     bound = bool(body.forced) or find_answer_schema(body) is not None
     tags = _choose_tags(tokenizer)

@@ -22,7 +22,6 @@ from orchestrator.daemon.api.tools.syntaxes import CLOSE, DEEPSEEK_CONTROLS, OPE
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 ANSWER_RULE = "answer"
-"""The rule of an answer that is no call."""
 _PLAIN_KEYS: Final = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
 """Keys beside which a text may be any."""
 _OBJECT_KEYS: Final = _PLAIN_KEYS | {"properties", "required", "additionalProperties", "$schema"}
@@ -31,8 +30,7 @@ Schema = dict[str, Any]
 
 
 class Tags(NamedTuple):
-    """How an argument is written: what stands before and behind its key, and `end` behind its value. A text goes up to
-    there, and other values up to a `gap` before it."""
+    """How an argument is written: around its key, and `end` behind a text, or up to a `gap` before it another value."""
 
     before: str
     behind_key: str
@@ -91,7 +89,6 @@ _WRITERS: Final[Mapping[str, CallWriter]] = {
 
 
 def choose_writer(form: str, tokenizer: Tokenizer) -> CallWriter | None:
-    """Return how calls of a form are written for this model; None where no grammar says that."""
     if form == "mistral" and tokenizer.find_control("[ARGS]") is not None:
         return _WRITERS["mistral named"]
     if form == "deepseek" and tokenizer.template_shows("```json"):
@@ -146,8 +143,7 @@ class GrammarText:
         self._controls = {mark: index for mark, index in marks.items() if index is not None}
 
     def write_forced(self, *, many: bool) -> str:
-        """Return a Lark grammar of one call of one of the tools; with `many` of one or more. Arguments keep to the
-        schemas, by the tools' names."""
+        """Return a Lark grammar of one call of one of the tools, or of `many`. Arguments keep to the schemas."""
         return "\n".join([f"start: {self._sections(many=many)}", *self._rules(many=many)])
 
     def write_free(self, *, many: bool) -> str | None:
@@ -163,8 +159,7 @@ class GrammarText:
         return "\n".join([start, before, f"opened: before {self._section(many=many)}", *self._rules(many=many)])
 
     def write_calls_or_json(self, schema: Schema, *, many: bool) -> str:
-        """Return a Lark grammar of an answer that is either calls or JSON of this schema. Arguments are as in
-        `write_free`."""
+        """Return a Lark grammar of either calls or JSON of this schema. Arguments are as in `write_free`."""
         answer = json.dumps(schema | {"x-guidance": _STYLE})
         rules = [f"start: {self._sections(many=many)} | {ANSWER_RULE}", f"{ANSWER_RULE}: %json {answer}"]
         return "\n".join([*rules, *self._rules(many=many)])
@@ -174,7 +169,6 @@ class GrammarText:
         return "section" + (f" ({self._literal(self._writer.outer)} section)*" if again else "")
 
     def _section(self, *, many: bool) -> str:
-        """Return what stands behind an opener."""
         writer = self._writer
         further = f"({self._literal(writer.inner)} call)*" if many and writer.inner is not None else ""
         parts = (self._literal(writer.opening), "call", further, self._literal(writer.closing))
@@ -213,7 +207,6 @@ class GrammarText:
         yield f"arguments_{index}: {' '.join(names)}" if names else f'arguments_{index}: ""'
 
     def _until(self, rule: str, end: str) -> str:
-        """Return the rule of a text up to where this first stands."""
         first = min((end.find(mark) for mark in self._controls if mark in end), default=-1)
         if first < 0:
             return f"{rule}[lazy]: TEXT {self._literal(end)}"
@@ -238,7 +231,6 @@ def _keep_types(schema: Schema) -> Schema:
 
 
 def _list_marks(writer: CallWriter) -> list[str]:
-    """Return what of a form may be a control token."""
     tags = () if writer.tags is None else writer.tags
     text = "".join((writer.opener, writer.opening, writer.head(""), writer.tail, writer.closing, *tags))
     return [*dict.fromkeys([*re.findall(r"<[^<>]+>|\[[A-Z_]+\]", text)])]

@@ -25,7 +25,6 @@ START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>"
 _TAKEN_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
 _ENDS: Final = (*_TAKEN_ENDS, START, CHANNEL)
 CONTROLS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, "<|end|>", "<|call|>", "<|return|>")
-"""The control tokens of the form."""
 _OPENINGS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, "to=")
 # Of a header: a role, a recipient of 129 characters and a channel are far shorter.
 _MOST_HEADER = 512

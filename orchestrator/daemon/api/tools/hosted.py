@@ -30,5 +30,4 @@ FORCED_HOSTED = "'tool_choice' forces a tool that runs on a server, and none do 
 
 
 def is_hosted(kind: Any, beginnings: Collection[str]) -> bool:
-    """Return whether a type of tools is one that a server runs."""
     return isinstance(kind, str) and kind.startswith(tuple(beginnings))

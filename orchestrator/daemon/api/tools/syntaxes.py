@@ -65,8 +65,7 @@ class JsonDepth:
 
 
 class CallHead(NamedTuple):
-    """A call of `name` has begun: its arguments are JSON, and begin behind `size` characters. `depth`: of the brackets
-    that they stand in."""
+    """A call of `name` has begun: its JSON begins behind `size` characters, within `depth` brackets."""
 
     name: str
     size: int
@@ -90,8 +89,6 @@ Reading = CallHead | WholeCall | NoCall | None
 
 
 class CallReader(Protocol):
-    """Reads one call up to its arguments, or to its end."""
-
     def read(self, held: str, *, last: bool) -> Reading: ...
 
 
@@ -133,8 +130,7 @@ class _JsonReader:
 
 
 class _Shape:
-    """A row of literal texts and regular expressions, matched as its text comes. An expression (a tuple of one) takes
-    any beginning of what it takes."""
+    """A row of literals and expressions (tuples of one, which take any beginning), matched as the text comes."""
 
     def __init__(self, *parts: str | tuple[str]) -> None:
         units = [unit if isinstance(part, tuple) else re.escape(unit) for part in parts for unit in part]
@@ -215,8 +211,7 @@ _RESCAN = 256
 
 
 def _write_value(text: str, schema: Any) -> str:
-    """Return an argument's value as JSON text: its text where the schema takes texts, else the JSON that it is, to the
-    letter, or its text where it is none."""
+    """Return an argument's value as JSON text: as a text where the schema takes texts, or it is no JSON."""
     types = _list_types(schema)
     if "string" not in types or (text == "null" and "null" in types):
         try:
@@ -234,7 +229,6 @@ def _refuse_constant(word: str) -> None:
 
 
 def _list_types(schema: Any) -> set[str]:
-    """Return the types that a schema names, its options' too."""
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type", [])

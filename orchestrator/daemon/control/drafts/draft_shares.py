@@ -66,7 +66,6 @@ class DraftShares:
             self._disconnect(replica, link.name)
 
     def find_assigned(self, draft: str) -> Mapping[str, int]:
-        """Return the number of the worker that each replica has of a draft."""
         return self._assigned.get(draft, _NOBODY)
 
     def list_targets(self, worker: DraftWorker) -> list[str]:
@@ -80,20 +79,17 @@ class DraftShares:
         return self._targets_of.get((worker.name, worker.number), [])
 
     def list_connected(self, worker: DraftWorker) -> list[str]:
-        """Return those of them that say that they are connected to it."""
         if not worker.serving:
             return []
         return [replica for replica in self.list_targets(worker) if worker.name in self._connected.get(replica, ())]
 
     def attach(self, worker: DraftWorker, replicas: Iterable[str]) -> list[Action]:
-        """Tell replicas' workers where a draft worker is, if it is ready."""
         if not worker.serving or worker.ready is None:
             return []
         command = AttachDraft(worker.name, worker.ready.endpoint)
         return [Send(self._targets[replica].worker, command) for replica in replicas if replica in self._targets]
 
     def let_rest(self, worker: DraftWorker, why: str) -> list[Action]:
-        """Tell the replicas of a worker that it rests."""
         replicas = [replica for replica in self.list_targets(worker) if replica in self._targets]
         for replica in replicas:
             self._disconnect(replica, worker.name)

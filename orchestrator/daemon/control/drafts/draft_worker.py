@@ -66,13 +66,11 @@ class DraftWorker:
 
     @property
     def look_at_s(self) -> float | None:
-        """When there is something to do about it."""
         if self._tried_s is not None:
             return self._tried_s
         return self._silent_since_s + SUSPECTED_S if self.suspected else self.leave_s
 
     def note_use(self, replica: str, use: DraftUse, now_s: float) -> bool:
-        """Note what a replica says of it; returns whether there may be something to do."""
         before = self.uses.get(replica)
         self.uses[replica] = use
         changed = before is None or before.left_alone != use.left_alone or not (before.asks or not use.asks)
@@ -86,7 +84,6 @@ class DraftWorker:
         return change.why
 
     def let_rest(self, why: str, now_s: float) -> list[Action]:
-        """End its process for a while."""
         self._tried_s, self._serving, self._silent = now_s + REST_S, False, None
         self._phase, self._detail = RESTING, f"{why}; it is tried again after {REST_S / 60:g} min"
         self.uses.clear()
@@ -94,7 +91,6 @@ class DraftWorker:
         return [LogLine("info", text, (self.label, REST_S / 60, why)), *self.life.rest()]
 
     def try_again(self, now_s: float) -> list[Action]:
-        """Begin again where it has rested for long enough, and its last process is gone."""
         if self._tried_s is None or now_s < self._tried_s:
             return []
         self._tried_s, self._phase, self._detail = None, STARTING, "has rested, and is tried again"
@@ -136,7 +132,6 @@ class DraftWorker:
         return actions
 
     def end_if_silent(self, now_s: float) -> list[Action]:
-        """End it where it was called hung, and has said nothing since."""
         why = self._silent
         if why is None or now_s < self._silent_since_s + SUSPECTED_S:
             return []
@@ -164,8 +159,7 @@ class DraftWorker:
         return actions
 
     def observe_end(self, end: WorkerEnded, now_s: float) -> list[Action]:
-        """Its worker is gone; another follows, or none does. One that is lost too often is out of use until it is ready
-        again."""
+        """Its worker is gone. One that is lost too often is out of use until it is ready again."""
         loss = self.life.observe_end(end.cause, end.kind, now_s)
         if self.life.resting:
             return []

@@ -72,12 +72,10 @@ class DraftWorkers:
         self._look_at_s = 0.0
 
     def set_sizes(self, sizes: Mapping[str, PoolSize]) -> None:
-        """Have pools of these sizes, from the next `run_these` on."""
         self._sizes = sizes
 
     def run_these(self, specs: Sequence[WorkerSpec]) -> list[Action]:
-        """Have workers of these specs, from when a replica serves. What runs one of them goes on, before others where
-        it has a replica; what is left over is stopped."""
+        """Have workers of these specs, once a replica serves. What runs one goes on; what is left is stopped."""
         self._closed = False
         self._changed = True
         wanted = _Wanted(self._choose_specs(specs))
@@ -110,7 +108,6 @@ class DraftWorkers:
         self._shares.forget_links(replica)
 
     def observe_link(self, replica: str, link: DraftLink, now_s: float) -> list[Action]:
-        """A replica's worker said how its connection to a draft worker is."""
         self._changed = True
         self._shares.note_link(replica, link)
         worker = self._find_assigned(link.name, replica)
@@ -123,7 +120,6 @@ class DraftWorkers:
         return actions
 
     def observe_gauges(self, replica: str, gauges: Gauges, now_s: float) -> None:
-        """A replica's worker said how it gets on with its drafters."""
         for drafter in gauges.drafters:
             worker = self._find_assigned(drafter.name, replica)
             if worker is not None and worker.serving:
@@ -133,7 +129,6 @@ class DraftWorkers:
                 self._changed |= worker.note_use(replica, use, now_s)
 
     def find_life(self, worker: int) -> WorkerLife | None:
-        """Return the life of the draft worker of this number; None where it is none of these."""
         draft_worker = self._workers.get(worker)
         return draft_worker.life if draft_worker is not None else None
 
@@ -195,11 +190,9 @@ class DraftWorkers:
         return bool(self._loading)
 
     def list_loading(self) -> list[WorkerLife]:
-        """Return the workers whose process is there and not ready yet."""
         return [worker.life for worker in self._loading]
 
     def list_specs(self, replica: str) -> list[WorkerSpec]:
-        """Return what the draft workers that serve a replica now were started from."""
         return [worker.life.spec for worker in self._list_assigned(replica) if worker.serving]
 
     def views(self) -> tuple[DraftView, ...]:
@@ -322,7 +315,6 @@ class DraftWorkers:
 
 
 def _log_endpoint(replica: str, link: DraftLink) -> LogLine:
-    """Return what is logged of a drafter that is no worker of ours."""
     if link.state == "connected":
         return LogLine("info", "draft %s of %s is connected to its endpoint", (link.name, replica))
     return LogLine("warning", "draft %s of %s: its endpoint is %s: %s", (link.name, replica, link.state, link.reason))

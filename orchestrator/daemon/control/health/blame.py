@@ -62,7 +62,8 @@ class Witness:
 
 @dataclass(slots=True)
 class Blame:
-    """`quarantine_s`: how long a convicted request is refused. `explained`: the deaths that a conviction explains."""
+    """`quarantine_s`: how long a convicted request is refused. `explained`: the deaths that a conviction explains.
+    `numbers`: of deaths."""
 
     quarantine_s: float
     explained: set[int] = field(default_factory=set)
@@ -84,7 +85,6 @@ class Blame:
         return bool(self._records)
 
     def is_suspect(self, digest: str) -> bool:
-        """True when the request is to be tried alone."""
         record = self._records.get(digest)
         return record is not None and is_suspect(record.deaths)
 
@@ -108,7 +108,6 @@ class Blame:
     def observe_death(
         self, number: int, kind: LossKind, cause: str, running: Sequence[Witness], now_s: float
     ) -> QuarantinedView | None:
-        """Count a death for the requests that ran there; returns the one that is convicted by it."""
         self._forget(now_s)
         for witness in running:
             record = self._records.setdefault(witness.digest, _Record(now_s))
@@ -136,21 +135,18 @@ class Blame:
         raise refuse(quarantined, now_s)
 
     def list_quarantined(self, now_s: float) -> list[QuarantinedView]:
-        """Return the requests that are refused, the last convicted first."""
         standing = [request for request in self._quarantine.values() if request.until_s > now_s]
         return sorted(standing, key=lambda request: -request.since_s)
 
     def quarantine(
         self, digest: str, request_id: str, prompt_tokens: int, now_s: float, until_s: float
     ) -> QuarantinedView:
-        """Refuse a request as an operator wants it, whatever it did."""
         self.observe_end(digest)
         quarantined = QuarantinedView(digest, request_id, prompt_tokens, 0, BY_OPERATOR, since_s=now_s, until_s=until_s)
         self._quarantine[digest] = quarantined
         return quarantined
 
     def release(self, digests: Iterable[str]) -> list[str]:
-        """Let requests run again; returns those that were in quarantine."""
         return [digest for digest in digests if self._quarantine.pop(digest, None) is not None]
 
     def _convict(self, witness: Witness, record: _Record, cause: str, now_s: float) -> QuarantinedView:
@@ -181,7 +177,6 @@ class Blame:
 
 
 def refuse(quarantined: QuarantinedView, now_s: float) -> RequestError:
-    """Return the answer to a request that is in quarantine."""
     minutes = max(1, round((quarantined.until_s - now_s) / 60.0))
     why = "the operator of this server does not let this request run"
     if quarantined.deaths:

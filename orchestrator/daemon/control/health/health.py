@@ -73,7 +73,6 @@ class Judgement:
 
     @property
     def held(self) -> bool:
-        """True where an operator keeps work away."""
         return self.state in (Health.DRAINING, Health.CORDONED)
 
 
@@ -88,8 +87,6 @@ _WELL: Final = Judgement(Health.HEALTHY)
 
 
 class HealthBoard:
-    """All parts that something was observed of."""
-
     def __init__(self) -> None:
         self._breakers: dict[Part, Breaker] = {}
         self._held: dict[Part, Health] = {}
@@ -113,7 +110,6 @@ class HealthBoard:
         return min(judgements, key=lambda judgement: _WORST.index(judgement.state), default=_WELL)
 
     def wait_s(self, parts: Iterable[Part], now_s: float) -> float:
-        """Return after how long a worker may be started on these parts."""
         return max((self._breakers[part].wait_s(now_s) for part in parts if part in self._breakers), default=0.0)
 
     def observe_loss(
@@ -163,7 +159,6 @@ class HealthBoard:
             del self._proven[worker]
 
     def hold(self, part: Part, state: Health | None) -> None:
-        """Keep work away from a part, or let it be judged again."""
         self._set(part, self._breakers.get(part, Breaker()).hold(state))
         if state is not None:
             self._held[part] = state
@@ -172,11 +167,9 @@ class HealthBoard:
 
     @property
     def holds(self) -> bool:
-        """True where an operator keeps work away from a part."""
         return bool(self._held)
 
     def list_held(self, state: Health) -> list[Part]:
-        """Return the parts that an operator has put into this state."""
         return [part for part, held in self._held.items() if held is state] if self._held else []
 
     def weigh_parts(self, now_s: float) -> dict[Part, PartHealth]:
@@ -186,8 +179,7 @@ class HealthBoard:
         return self._weighed
 
     def find_unwell(self, now_s: float) -> frozenset[Part]:
-        """Return the parts that are not healthy, and the workers whose rounds take too long: the same set until
-        something has changed."""
+        """Return the parts that are not healthy, and slow workers: the same set until something has changed."""
         if not self._holds_s[0] <= now_s < self._holds_s[1]:
             self._weigh(now_s)
         return self._unwell
@@ -217,7 +209,6 @@ class HealthBoard:
         self._weigh_anew()
 
     def views(self, now_s: float) -> tuple[HealthView, ...]:
-        """Return the parts that are not healthy, for people and metrics."""
         parts = [
             HealthView(part.kind, part.name, state.value, breaker.why, breaker.wait_s(now_s))
             for part, breaker in sorted(self._breakers.items())
@@ -239,7 +230,6 @@ class HealthBoard:
 
 
 def _is_over(breaker: Breaker, now_s: float) -> bool:
-    """Return whether nothing is left of what a part did."""
     return breaker.held is None and not breaker.opened and breaker.weigh(now_s) < _FORGOTTEN
 
 

@@ -9,8 +9,7 @@ from policies.serving.failover.health import Health
 
 
 def watch_health(state: State, now_s: float) -> list[Action]:
-    """Move what can move away from parts that drain, cordon what has drained, and tell whoever plans when the health of
-    a part has changed."""
+    """Move what can move away from parts that drain, cordon what has drained, and tell planners what has changed."""
     actions: list[Action] = []
     for part in state.health.list_held(Health.DRAINING):
         on_it = state.fleet.list_on(part)
@@ -40,7 +39,6 @@ def settle_once_ready(state: State) -> list[Action]:
 
 
 def give_up_if_hopeless(state: State, now_s: float) -> list[Action]:
-    """Give up, once, where all replicas have failed, and neither a standby nor a rollout can take their place."""
     hopeless = state.fleet.all_failed and not (state.standbys.can_help or state.rollout.list_coming())
     if hopeless is state.given_up:
         return []

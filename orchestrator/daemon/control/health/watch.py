@@ -27,8 +27,7 @@ class Watched:
 
 @dataclass(slots=True)
 class Watch:
-    """When to look next, and since when control itself listens without a gap. `patience_s`: how late the words of a
-    worker may come."""
+    """When to look next, and since when control listens without a gap. `patience_s`: how late words may come."""
 
     patience_s: float = FLOOR_S
     listens_s: float = -math.inf

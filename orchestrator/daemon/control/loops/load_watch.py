@@ -35,7 +35,6 @@ class LoadWatch:
         self.set_devices(devices)
 
     def set_devices(self, devices: Sequence[Device]) -> None:
-        """Compare these devices from now on: hosts have come or gone."""
         self._settled = {device.id: self._settled.get(device.id, device.utilisation) for device in devices}
         self._since_s = {name: since_s for name, since_s in self._since_s.items() if name in self._settled}
         self._devices = {}
@@ -43,7 +42,6 @@ class LoadWatch:
             self._devices.setdefault(name_device_counters(device.id), []).append(device.id)
 
     def set_taken(self, taken: Mapping[str, float]) -> None:
-        """Another plan runs, by other profiles."""
         self._taken = taken
 
     def knows(self, now_s: float) -> bool:

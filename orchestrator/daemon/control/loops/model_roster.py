@@ -52,8 +52,7 @@ class ModelGate:
             self.changed()
 
     async def wait_readable(self) -> None:
-        """Have the model loaded, and wait until requests can be read for it. Raises RequestError 503 where that comes
-        to nothing."""
+        """Have the model loaded, and wait for it. Raises RequestError 503 where that comes to nothing."""
         while not self._can_read():
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.add(waiting)
@@ -65,13 +64,11 @@ class ModelGate:
                 self.changed()
 
     def release_waiting(self) -> None:
-        """Let those go on that wait here, where that is possible now."""
         for waiting in self._waiting if self._can_read() else ():
             if not waiting.done():
                 waiting.set_result(None)
 
     def refuse(self, why: str) -> None:
-        """Answer those that wait here that there is no model for them."""
         error = RequestError(
             f"the model is not loaded: {why}",
             status=503,
@@ -104,8 +101,7 @@ class ModelGate:
 
 
 class ModelRoster:
-    """The models of a daemon, in the order of its file. Those without a gate are loaded at the start and stay; their
-    memory is taken for good."""
+    """The models of a daemon, in its file's order. Those without a gate stay: their memory is taken for good."""
 
     def __init__(
         self,
@@ -131,7 +127,6 @@ class ModelRoster:
                 gate.changed = self.advance_models
 
     def advance_models(self) -> None:
-        """Have models loaded and unloaded as it is due now."""
         self._again = True
         if self._looking or self._closed:
             return
@@ -146,7 +141,6 @@ class ModelRoster:
             self._looking = False
 
     def close(self) -> None:
-        """Let all stay as they are."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

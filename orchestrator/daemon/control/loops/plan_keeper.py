@@ -55,8 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class PlanKeeper:
-    """One running plan. Whoever has it lets it hear of what it `hears`, in the event loop. `to_measure`: what is
-    measured when nobody asks, for people."""
+    """One running plan, which is to hear of what it `hears`. `to_measure`: when nobody asks, for people."""
 
     def __init__(
         self, running: StartPlan, control: PlanExecutor, making: Planner, policy: PlacementSection, clock: Clock
@@ -183,7 +182,6 @@ class PlanKeeper:
         return replica.load_s if all(shard.source == "measured" for shard in replica.shards) else 0.0
 
     def observe_round(self, done: RoundReport) -> None:
-        """Compare a round with its prediction, and the requests at once with those that were planned for."""
         decoded = self._watch.observe_round(done)
         if decoded is None:
             return
@@ -207,8 +205,7 @@ class PlanKeeper:
             self._begin(self._plan_drifted(done.replica), "plan again")
 
     def observe_hosts(self, first: PlanProposal) -> None:
-        """Plan again at once: hosts came or went. `first`: what would be planned for those that are there, by their
-        profiles alone."""
+        """Plan again at once: hosts came or went. `first`: the plan for those that are there, by profiles alone."""
         self._obstacles.forget_absent({device.id for device in first.cluster.devices})
         self._take_first(first)
         self._loads.set_devices(first.cluster.devices)
@@ -310,11 +307,9 @@ class PlanKeeper:
         self._watch.profiles.add(self._first)
 
     def _may_plan(self) -> bool:
-        """Return whether no plan is being made, and the running one was kept for long enough."""
         return self._task is None and self._find_left_s() <= 0.0
 
     def _find_left_s(self) -> float:
-        """Return for how long the running plan is to be kept yet."""
         pause_s = drift.pause_s(self._recent, self._policy.replan_pause_s)
         return pause_s - (self._clock.monotonic_s() - self._planned_s)
 
@@ -363,8 +358,7 @@ class PlanKeeper:
         return ""
 
     async def _run_scaled(self, demand: ReplicaDemand) -> None:
-        """Make the plan, and run it where it has no replica more than the running one, or where that pays. Raises
-        OutriderError."""
+        """Make the plan, and run it where it has no more replicas than now, or they pay. Raises OutriderError."""
         count = len(self.proposal.plan.replicas)
         planned = await self._make_for(demand)
         plan = planned.proposal.plan
@@ -397,7 +391,6 @@ class PlanKeeper:
             _log.info("the plan is %s", self._last)
 
     async def _plan_without(self) -> None:
-        """Make the plan for the devices as they are now."""
         out, plan = self._refusing, self.proposal.plan
         hosts = {host.name for host in self._first.cluster.hosts}
         news = self._obstacles.describe_news(plan, {host.name for host in self.proposal.cluster.hosts}, hosts, out)

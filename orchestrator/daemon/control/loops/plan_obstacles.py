@@ -1,5 +1,4 @@
-"""What a plan does without: runtimes of devices that a host lacks, or that refused a worker, and drafts that help
-nobody."""
+"""What a plan does without: runtimes that a host lacks, or that refused a worker, and drafts that help nobody."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from policies.planning.plan import Plan, ReplicaPlacement
 from policies.serving.draft_rest import REST_S
 
 Place = tuple[str, str]
-"""A device and a runtime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,7 @@ class UselessDraft:
 
 
 class PlanObstacles:
-    """The first two say why, by device and runtime. `refused` are those of workers that this plan, or its next move,
-    started. `useless`: drafts that help nobody."""
+    """Why, by device and runtime. `refused`: of workers that were started. `useless`: drafts that help nobody."""
 
     def __init__(self) -> None:
         self.lacking: dict[Place, str] = {}
@@ -51,8 +48,7 @@ class PlanObstacles:
         return self._note(first, event, self.lacking)
 
     def note_refused(self, first: PlanProposal, event: TellRefused, started: Iterable[WorkerSpec]) -> bool:
-        """A worker will never serve where it is; it counts where it is one of those that were `started`. Returns
-        whether that is news."""
+        """A worker will never serve where it is. Returns whether that is news of one of those that were `started`."""
         spec = leave_name(event.spec)
         if spec not in map(leave_name, started):
             return False
@@ -89,7 +85,6 @@ class PlanObstacles:
         return replace(first, request=replace(first.request, drafts=left), assumed=(*first.assumed, *notes))
 
     def _note(self, first: PlanProposal, event: TellLacking | TellRefused, known: dict[Place, str]) -> bool:
-        """Note the places of an event."""
         places = dict.fromkeys(find_places(first, event.spec), event.why)
         if places.keys() <= known.keys():
             return False
@@ -103,12 +98,10 @@ class PlanObstacles:
                 del known[place]
 
     def starts_alike(self, targets: Sequence[WorkerSpec], running: Sequence[WorkerSpec]) -> bool:
-        """Return whether some of these workers are started as one was that runs, or was refused."""
         known = [leave_name(spec) for spec in (*running, *self._refused_specs)]
         return any(leave_name(spec) in known for spec in targets)
 
     def inherit(self, before: PlanObstacles, *, refused: bool) -> None:
-        """Know what other obstacles were known; `refused`: those that refused workers, too."""
         self.lacking, self.useless = dict(before.lacking), list(before.useless)
         if refused:
             self.refused, self._refused_specs = dict(before.refused), list(before._refused_specs)
@@ -120,7 +113,6 @@ class PlanObstacles:
         return replace(first, cluster=cluster, behind=behind, assumed=(*first.assumed, *notes))
 
     def list_in_use(self, plan: Plan) -> set[Place]:
-        """Return the devices and runtimes of a plan that cannot be run."""
         used = {(shard.device, shard.runtime) for replica in plan.replicas for shard in replica.shards}
         return used & (self.lacking | self.refused).keys()
 

@@ -15,8 +15,7 @@ from orchestrator.protocol.contract import WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """A plan, and how its workers are started: the target of each replica, its drafts in workers of their own, and what
-    takes the target's place when it is lost."""
+    """A plan, and how its workers are started: each replica's target, its draft workers, and standbys."""
 
     proposal: PlanProposal
     targets: tuple[WorkerSpec, ...]

@@ -63,7 +63,6 @@ class PredictionWatch:
         self._request_loads = [load] * len(self.places)
 
     def set_running(self, running: PlanProposal) -> None:
-        """Another plan runs: compare with what that predicts."""
         self._workload, self._costs = running.wanted.workload, _list_costs(running)
         self.reset_drifts()
 
@@ -77,7 +76,6 @@ class PredictionWatch:
 
     @property
     def tokens_per_s(self) -> float:
-        """What was measured of late, of all replicas together."""
         return sum(self._tokens_per_s)
 
     def count_requests(self) -> int:

@@ -30,7 +30,6 @@ class ProfileWatch:
         self._drifts = {key: self._drifts.get(key, Drift()) for key in self._measured}
 
     def renew(self, first: PlanProposal) -> None:
-        """Know what is measured by now: what differs is compared anew."""
         now = {key_of(option): option for option in first.cluster.options if option.role is Role.TARGET}
         for key, option in now.items():
             if option != self._measured.get(key):

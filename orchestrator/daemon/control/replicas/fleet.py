@@ -112,11 +112,9 @@ class Fleet:
         return self._sent, self._places
 
     def count_ready(self) -> int:
-        """Return how many replicas that get requests are ready."""
         return self._ready
 
     def count_hopeful(self) -> int:
-        """Return how many replicas that get requests have not failed."""
         return self._in_service - self._failed
 
     def count_usable_places(self) -> int:
@@ -125,32 +123,26 @@ class Fleet:
 
     @property
     def waits_beside_places(self) -> bool:
-        """True where a stream waits at a replica that serves while another has a place."""
         return bool(self._free > 0 and self._crowded)
 
     @property
     def all_failed(self) -> bool:
-        """True where replicas are to serve, and all of them have failed."""
         return 0 < self._in_service == self._failed
 
     @property
     def is_plain(self) -> bool:
-        """True where no replica retires and no standby serves."""
         return not (self._retiring or self._standing_by)
 
     @property
     def has_unable(self) -> bool:
-        """True where some replica does not do all that requests may ask for."""
         return bool(self._unable)
 
     def count_free(self) -> int:
-        """Return how many places are free at the replicas that serve."""
         self.refresh()
         return self._free
 
     def take_crowded(self) -> list[Replica]:
-        """Return those that serve and have more streams than places, in the order of their places. Of very many
-        replicas return one, another each time."""
+        """Return those that serve and have more streams than places; of very many one, another each time."""
         if self.candidates is None or not self._crowded:
             return self.list_crowded()
         first = next(iter(self._crowded))
@@ -158,12 +150,10 @@ class Fleet:
         return [first]
 
     def list_crowded(self) -> list[Replica]:
-        """Return those that serve and have more streams than places, in the order of their places."""
         self.refresh()
         return sorted(self._crowded, key=place_of) if self._crowded else []
 
     def list_loading(self) -> list[Replica]:
-        """Return those whose worker is there and not ready."""
         self.refresh()
         return sorted(self._loading, key=place_of) if self._loading else []
 
@@ -190,7 +180,6 @@ class Fleet:
         )
 
     def list_on_device(self, device: str) -> list[Replica]:
-        """Return those on a device, as samples name it, in the order of their places."""
         self.refresh()
         return sorted(self._on_device.get(device, ()), key=place_of)
 

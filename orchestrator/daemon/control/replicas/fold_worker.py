@@ -141,7 +141,6 @@ def _fold_refused(state: State, replica: Replica, stream: Stream, refused: Refus
 
 
 def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float) -> list[Action]:
-    """Deliver a round's tokens, and count it."""
     if replica.engine:
         deltas = [msgspec.structs.replace(delta, engine=replica.engine) for delta in done.deltas]
         done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
@@ -165,7 +164,6 @@ def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float)
 
 
 def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> list[Action]:
-    """Let a worker serve, unless it may not beside the others."""
     actions: list[Action] = []
     first = replica.rank is Rank.SERVING and replica.state.ready is None and not replica.standby
     if first and (why := state.replicas.refuse(replica, ready, state.replicas.primary)):
@@ -229,7 +227,6 @@ def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_
 
 
 def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
-    """A replica's worker is gone: another follows, or none can."""
     actions = lose_worker(state, replica, cause, kind, now_s)
     number = replica.death if replica.death is not None else NO_DEATH
     hopeless = replica.rank is Rank.JOINING or not any(replica.life.served for replica in state.replicas.with_streams)

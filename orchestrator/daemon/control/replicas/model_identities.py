@@ -64,7 +64,6 @@ class ModelIdentities:
 
 
 def list_told(event: Event) -> list[ModelIdentity]:
-    """Return what an event says of the content of models that were loaded."""
     match event:
         case Ready():
             return event.model.identities

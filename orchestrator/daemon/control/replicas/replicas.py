@@ -177,7 +177,6 @@ class Replica:
         return self.life.running and self.state.serving
 
     def observe_progress(self, stream: str) -> None:
-        """Its worker made tokens for a stream."""
         if len(self.progressed) < _ENOUGH_PROGRESSED:
             self.progressed.add(stream)
 
@@ -186,13 +185,11 @@ class Replica:
         self.state.mark_started(where, now_s)
 
     def begin(self, now_s: float) -> list[Action]:
-        """Have a worker from now on."""
         self.state.due_s = self.state.due_s or now_s
         return self.life.begin()
 
     @property
     def group(self) -> str:
-        """The name of its group of equal bits (control.state.find_group); "" where it is not known."""
         self._read_ready()
         return self._group
 
@@ -273,7 +270,6 @@ class Replica:
 
     @property
     def others_running(self) -> int:
-        """Requests of others that an endpoint's server runs beside ours."""
         gauges = self.state.gauges
         return gauges.server.others_running if gauges is not None and gauges.server is not None else 0
 
@@ -293,7 +289,6 @@ class Replica:
         return effective_places(ready, self.state.gauges) if ready is not None else 1
 
     def forget_prompts(self, ready: Ready) -> None:
-        """Another worker is ready: its cache is empty."""
         self.prefixes.tell(None, "", 0)
         self.prefixes = SeenPrefixes(ready.kv.tokens)
 
@@ -328,19 +323,16 @@ class Replicas:
 
     @property
     def serving(self) -> list[Replica]:
-        """Those that get requests."""
         return self.list_ranked(Rank.SERVING)
 
     @property
     def primary(self) -> list[Replica]:
-        """Those that get requests, standbys left out."""
         if self._primary is None:
             self._primary = [replica for replica in self.serving if not replica.standby]
         return self._primary
 
     @property
     def with_streams(self) -> list[Replica]:
-        """Those that may have streams."""
         return self.list_ranked(Rank.SERVING, Rank.RETIRING)
 
     def list_all(self) -> list[Replica]:
@@ -357,7 +349,6 @@ class Replicas:
         return self._by_worker.get(replica.worker) is replica
 
     def create(self, spec: WorkerSpec, engine: int, rank: Rank) -> Replica:
-        """Have one replica more, which is to be started."""
         names = chain([spec.name], map(f"{spec.name}.{{}}".format, count(2)))
         name = next(name for name in names if name not in self._by_name)
         life, standby = self._lives.create(spec, f"worker {name}"), rank is Rank.STANDBY
@@ -380,7 +371,6 @@ class Replicas:
         return actions
 
     def forget_ended(self, replica: Replica) -> None:
-        """Forget a replica that leaves where nothing is left of its worker."""
         if replica.rank is Rank.LEAVING and replica.life.stage is Stage.IDLE and self.has(replica):
             del self._by_worker[replica.worker], self._by_name[replica.name]
             self._rerank(replica)
@@ -443,8 +433,7 @@ def has_lost_model(replica: Replica) -> bool:
 
 
 def unlike_all(ready: Ready, others: Sequence[Replica]) -> str:
-    """Return in what a worker differs from the first of others that is known, so that its tokens may too; "" where it
-    is of a group with one of them."""
+    """Return in what a worker differs from all known others, so that its tokens may too; "" where from none."""
     known = [replica for replica in others if replica.state.ready is not None]
     group = find_group(ready)
     if not known or any(replica.group == group for replica in known):

@@ -39,8 +39,7 @@ class ResidencyTerms:
 
 
 class Residency:
-    """Of one target. Without `terms` its model is loaded at the start, and stays. `unloads` counts by why: "idle" or
-    "room"."""
+    """Of one target. Without `terms` its model stays loaded. `unloads` counts by why: "idle" or "room"."""
 
     def __init__(self, replicas: Replicas, streams: Streams, drafts: DraftWorkers) -> None:
         self.terms: ResidencyTerms | None = None
@@ -71,17 +70,14 @@ class Residency:
         return self.stage in _CHANGING
 
     def manage(self, terms: ResidencyTerms) -> None:
-        """Load the model only when that is asked for, from before the start on."""
         self.terms, self.stage = terms, ModelStage.UNLOADED
         self.mark_unloaded()
 
     def open(self, now_s: float) -> list[Action]:
-        """Workers can be started."""
         self._opened = True
         return self._begin(now_s) if self.stage is not ModelStage.UNLOADED else []
 
     def load(self, now_s: float) -> list[Action]:
-        """Load the model, or let it stay where it was to leave."""
         if self.stage is ModelStage.LEAVING:
             self.stage = ModelStage.LOADED
             self._streams.release_later()
@@ -93,8 +89,7 @@ class Residency:
         return [*(self._begin(now_s) if self._opened else []), self._tell()]
 
     def unload_when_idle(self, gone_for: str) -> list[Action]:
-        """Unload the model once the requests that it has are over. `gone_for`: the model that its room is for; "": it
-        was not used."""
+        """Unload the model once its requests are over. `gone_for`: the model that its room is for; "": it is idle."""
         if self.stage is not ModelStage.LOADED or not self.managed:
             return []
         self.stage, self._gone_for = ModelStage.LEAVING, gone_for
@@ -102,25 +97,21 @@ class Residency:
         return [self._tell()]
 
     def run_drafts(self, specs: Sequence[WorkerSpec]) -> list[Action]:
-        """Have these draft workers, from when the model is there on."""
         self.drafts = specs
         return [] if self._rested else self._drafts.run_these(specs)
 
     def begin_anew(self, now_s: float) -> None:
-        """Other workers are started in place of those that have failed."""
         if self.stage is ModelStage.FAILED:
             self.stage, self._lost, self._asked_s = ModelStage.LOADING, 0, now_s
 
     def observe_loss(self) -> None:
-        """A worker was lost."""
         self._lost += 1
 
     def observe_ended(self, worker: int) -> None:
         self._ending.discard(worker)
 
     def advance_stage(self, now_s: float, *, failed: bool, exchanged: bool) -> list[Action]:
-        """Go on where that is possible now. `failed`: no worker can ever serve; `exchanged`: others take their
-        place."""
+        """Go on where that is possible. `failed`: no worker can ever serve; `exchanged`: others take their place."""
         match self.stage:
             case ModelStage.LOADING if any(replica.serving for replica in self._replicas.serving):
                 return self._finish_load(now_s)

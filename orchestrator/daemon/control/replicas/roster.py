@@ -45,7 +45,6 @@ class Roster:
         self._models = [_Model(each, number in at_start, used_s=now_s) for number, each in enumerate(terms)]
 
     def decide_steps(self, seen: Sequence[SeenModel], now_s: float) -> ResidencySteps:
-        """Return what is to be done now, by the models' places."""
         demands = [self._fold(model, each, now_s) for model, each in zip(self._models, seen, strict=True)]
         return choose_steps(demands, self._memory)
 

@@ -1,5 +1,4 @@
-"""The load of the target's replicas, as whoever decides on their number takes it. Reads control's state, changes
-nothing."""
+"""The load of the target's replicas, for whoever decides on their number. Only reads control's state."""
 
 from __future__ import annotations
 
@@ -26,7 +25,6 @@ class SeenReplicas:
 
 
 def measure_load(state: State, now_s: float) -> SeenReplicas:
-    """Return how much the replicas have to do now."""
     replicas = state.replicas.primary
     seen = tuple(_measure_replica(state, replica, now_s) for replica in replicas)
     held = len(state.streams) - sum(replica.streams for replica in seen)
@@ -43,7 +41,6 @@ def _measure_replica(state: State, replica: Replica, now_s: float) -> ScaledRepl
 
 
 def _find_late(replica: Replica, held: int) -> str:
-    """Return which objective a replica's requests miss because they wait; "" where none."""
     gauges = replica.state.gauges
     if gauges is None or gauges.slo is None:
         return ""

@@ -67,7 +67,6 @@ class ReplicaScaler:
         self._last = ""
 
     def view(self) -> ScaleView:
-        """Return how many replicas there are and are to be, and why."""
         replicas = self._measure().load.present
         ready = sum(replica.serving for replica in replicas)
         bounds = (self._bounds.least, self._bounds.most)
@@ -120,8 +119,7 @@ class ReplicaScaler:
 
 
 class PlannedReplicas:
-    """Implements ReplicaRunner where a plan chooses the places. One more is run only where it is predicted to serve
-    more."""
+    """Implements ReplicaRunner where a plan chooses the places. One more runs only where that is predicted to pay."""
 
     def __init__(self, keeper: PlanKeeper, bounds: ScaleBounds) -> None:
         self._keeper = keeper
@@ -129,7 +127,6 @@ class PlannedReplicas:
 
     @property
     def mark(self) -> Hashable:
-        """The devices to choose from."""
         return self._keeper.devices
 
     async def find_room(self, seen: SeenReplicas) -> tuple[int, str]:
@@ -166,7 +163,6 @@ class PlacedReplicas:
 
     @property
     def mark(self) -> Hashable:
-        """Where the places are."""
         return tuple(spec.node for spec in self._specs)
 
     async def find_room(self, seen: SeenReplicas) -> tuple[int, str]:

@@ -34,13 +34,11 @@ OUT_REASONS: Final = {
 
 
 def list_wanted(view: StateView) -> list[ReplicaView]:
-    """Return the replicas that are to serve: those of the plan, or of cluster.yaml. Of a model that the next request
-    loads none is."""
+    """Return the replicas that are to serve, by plan or cluster.yaml; none of a model that a request loads."""
     return [replica for replica in view.replicas if not replica.standby and replica.phase != UNLOADED]
 
 
 def list_missing(view: StateView) -> list[ReplicaView]:
-    """Return those of the wanted replicas that do not serve, for whatever reason."""
     return [replica for replica in list_wanted(view) if replica.phase != READY]
 
 

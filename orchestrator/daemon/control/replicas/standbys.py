@@ -60,8 +60,7 @@ class _Standby:
 
 
 class Standbys:
-    """All standbys, in the order in which they are tried. `taken`: how often one took the target's place, by whether
-    its bits are the target's."""
+    """All standbys, in the order in which they are tried. `taken`: how often one took over, by its bits."""
 
     def __init__(self, replicas: Replicas, router: Router, drafts: DraftWorkers, health: HealthBoard) -> None:
         self.taken: Counter[Bits] = Counter()
@@ -98,7 +97,6 @@ class Standbys:
         return actions
 
     def find_preparing(self, worker: int) -> WorkerLife | None:
-        """Return the worker of this number, where it prepares a standby's model."""
         lives = (standby.preparing for standby in self._all)
         return next((life for life in lives if life is not None and life.number == worker), None)
 
@@ -125,7 +123,6 @@ class Standbys:
         return bool(self._all)
 
     def list_idle(self) -> list[Replica]:
-        """Return the standbys that are loaded or being loaded, and do not serve."""
         return [
             standby.replica
             for standby in self._all
@@ -148,7 +145,6 @@ class Standbys:
         return next((standby.replica for standby in self._all if standby.wanted.spec.name == name), None)
 
     def find_refusal(self, name: str) -> str:
-        """Return why a standby may not serve; "" where it may."""
         standby = next((standby for standby in self._all if standby.wanted.spec.name == name), None)
         failed = standby is not None and standby.replica is not None and standby.replica.state.phase == FAILED
         return "" if standby is None else standby.refused or ("it has failed" if failed else "")
@@ -167,7 +163,6 @@ class Standbys:
         )
 
     def observe_lost(self, replica: Replica) -> None:
-        """A standby's worker was lost: the next one is tried while it is started again."""
         for standby in self._all:
             if standby.replica is replica:
                 standby.lost = True
@@ -256,7 +251,6 @@ class Standbys:
         return [line, *stopped, *standby.replica.life.begin()]
 
     def _prepare(self, standby: _Standby) -> list[Action]:
-        """Prepare a warm standby's model, once, behind the target's first start."""
         if standby.wanted.prepare is None or standby.preparing is not None or standby.replica is not None:
             return []
         standby.preparing = self._replicas.create_life(

@@ -114,7 +114,6 @@ class _Followed:
         self.ending: asyncio.Task[None] | None = None
 
     async def clear(self, grace_s: float) -> None:
-        """End the process, and leave nothing of it behind."""
         worker, self.worker = self.worker, None
         if worker is not None:
             await worker.stop(grace_s)

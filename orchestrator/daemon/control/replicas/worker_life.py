@@ -94,7 +94,6 @@ class WorkerLife:
 
     @property
     def running(self) -> bool:
-        """True while there is a process that is not being ended."""
         return self._stage is Stage.RUNNING
 
     @property
@@ -103,7 +102,6 @@ class WorkerLife:
 
     @property
     def starved(self) -> bool:
-        """Whether its worker found no memory to load in."""
         return self.failure_kind == "out_of_memory" and self._ready_s is None
 
     @property

@@ -105,8 +105,7 @@ class TrialFile:
 
 
 class CanaryTrial:
-    """See the module. One event loop calls it. `salt` draws the variants; `control` says how workers and drafters
-    are."""
+    """See the module. One event loop calls it. `salt` draws the variants; `control` tells of workers and drafters."""
 
     def __init__(self, terms: CanaryTerms, salt: str, file: TrialFile, control: Control, clock: Clock) -> None:
         self._terms = terms
@@ -153,7 +152,6 @@ class CanaryTrial:
         acceptance: float | None,
         agreement: float | None = None,
     ) -> None:
-        """A request came to its end; decide, where there is enough to decide on."""
         state, view = self._state, self._control.view()
         if state.phase != TRIAL or not entry.counted or entry.trial != state.number:
             return
@@ -217,11 +215,9 @@ class CanaryTrial:
         )
 
     def promote(self) -> None:
-        """The operator wants the canary for everybody; running requests end as they began."""
         self._obey(CanaryMove.PROMOTE)
 
     def abort(self) -> None:
-        """The operator wants nobody to have the canary any more."""
         self._obey(CanaryMove.ROLL_BACK)
 
     def _obey(self, move: CanaryMove) -> None:
@@ -232,7 +228,6 @@ class CanaryTrial:
             self._decide(move, "operator", "", "before there were figures")
 
     def restart(self) -> None:
-        """Forget all figures and what was decided, and begin anew with other requests."""
         self._state = TrialState(number=self._state.number + 1)
         _log.info("the canary's trial begins anew")
         self.save()

@@ -57,7 +57,6 @@ class Retuning:
             self._asked.discard(worker)
 
     def advance(self) -> list[Action]:
-        """End the retune, once, when nobody is waited for."""
         if self._asked is None or self._asked:
             return []
         self._asked = None
@@ -86,6 +85,5 @@ def _is_loaded_alike(spec: WorkerSpec, running: WorkerSpec) -> bool:
 
 
 def _as_loaded(spec: WorkerSpec) -> WorkerSpec:
-    """Return what of a spec only another worker can change."""
     kept = {name: spec.options[name] for name in _LOADED if name in spec.options}
     return msgspec.structs.replace(spec, name="", options=kept)

@@ -38,7 +38,6 @@ class Rollout:
 
     @property
     def under_way(self) -> bool:
-        """True while there is a change, or a replica that retires."""
         return self._change is not None or bool(self._replicas.list_ranked(Rank.RETIRING))
 
     def list_coming(self) -> list[str]:
@@ -56,8 +55,7 @@ class Rollout:
         return [action for replica in coming for action in replica.life.begin()]
 
     def exchange_idle(self, specs: Sequence[WorkerSpec]) -> tuple[list[Action], tuple[int, ...]]:
-        """Have other replicas in place of those that have no worker, or one that ends; none is started. Returns their
-        numbers, too."""
+        """Have other replicas in place of those without a worker; none is started. Returns their numbers, too."""
         actions: list[Action] = []
         made = arrange_replicas(self._replicas.primary, specs)
         for old in [replica for replica in self._replicas.primary if replica.engine not in made.kept]:

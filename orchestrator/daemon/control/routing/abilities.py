@@ -13,8 +13,7 @@ from orchestrator.protocol.ready import Ready
 
 
 def find_missing_ability(submit: Submit, ready: Ready | None, *, has_tokens: bool = False) -> str:
-    """Return what a request asks for that a worker does not do; "" where it does all. `has_tokens`: the request
-    has some already."""
+    """Return what a request asks for that a worker cannot do; "" for nothing. `has_tokens`: it has some already."""
     return _find_missing(submit, ready, has_tokens=has_tokens)[0]
 
 
@@ -36,7 +35,6 @@ def list_unable(submit: Submit, replicas: Sequence[Replica], *, has_tokens: bool
 
 
 def refuse_unable(submit: Submit, replicas: Sequence[Replica], *, has_tokens: bool = False) -> RequestError | None:
-    """Return what a request is answered that no replica can serve, as far as they are known; None where one may."""
     wanted = (submit.group, "")
     hopes = [replica for replica in replicas if replica.state.phase != FAILED]
     hopes = [replica for replica in hopes if not submit.group or replica.group in wanted]

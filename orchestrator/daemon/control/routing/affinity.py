@@ -21,8 +21,7 @@ _ENOUGH: Final = 4
 
 
 def block_keys(prompt: Sequence[int], lora: str = "") -> list[int]:
-    """Return a key for each whole block of the prompt; a key stands for the block, for all before it, and for the LoRA
-    adapter that computes them."""
+    """Return a key for each whole block of the prompt, for all before it, and for the LoRA adapter."""
     keys: list[int] = []
     before = hash(lora) if lora else 0
     for end in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS):
@@ -32,8 +31,6 @@ def block_keys(prompt: Sequence[int], lora: str = "") -> list[int]:
 
 
 class PrefixHolders:
-    """Which replicas remember a block, of all replicas."""
-
     def __init__(self) -> None:
         self._names: dict[int, str | dict[str, None]] = {}
 
@@ -87,7 +84,6 @@ class SeenPrefixes:
         self._name = ""
 
     def count_cached_tokens(self, keys: Sequence[int]) -> int:
-        """Return how many tokens the leading blocks that are known have."""
         known, mine = 0, self._keys
         for key in keys:
             if key not in mine:
@@ -107,7 +103,6 @@ class SeenPrefixes:
 
     @property
     def is_told(self) -> bool:
-        """True while somebody is told of each block."""
         return self._holders is not None
 
     def tell(self, holders: PrefixHolders | None, name: str, most_blocks: int) -> None:

@@ -26,8 +26,6 @@ _PRESSED_FROM: Final = 6
 
 
 class Candidates:
-    """Replicas by their kinds, and by the prompts that they remember."""
-
     def __init__(self, replicas: Replicas, loads: LoadBoard, paces: SharedPaces) -> None:
         self._replicas = replicas
         self._paces = paces
@@ -48,7 +46,6 @@ class Candidates:
                     other.prefixes.tell(self._holders, other.name, self._most_blocks)
 
     def note_pace(self, replica: Replica) -> None:
-        """A replica has another pace, and may be of another kind."""
         if self._step_paces(replica) != replica.standing.steps:
             self.put(replica, replica.standing.health)
 
@@ -56,7 +53,6 @@ class Candidates:
         self._narrowing.set_load(replica.name, replica, replica.standing.live)
 
     def drop(self, replica: Replica) -> None:
-        """A replica may have no streams any more."""
         self._narrowing.drop(replica.name)
         replica.prefixes.tell(None, "", MOST_BLOCKS)
 

@@ -57,7 +57,6 @@ class _Kept:
         return stretch
 
     def find_counted(self, cores: Sequence[int]) -> CoreLoad | None:
-        """Return who takes the time of these cores, or of all, as far as that counts."""
         if cores and all(core in self.mean.cores for core in cores):
             known = {core: load for core, load in self.mean.cores.items() if core in self.counted_cores}
             if not known.keys() & set(cores):
@@ -113,7 +112,6 @@ class LoadBoard:
         return faults
 
     def observe_round(self, spec: WorkerSpec, device_ms: float) -> None:
-        """Our worker of this spec has used its device for so long."""
         if not self._kept:
             return
         name = name_device(spec)
@@ -121,7 +119,6 @@ class LoadBoard:
             self._busy_ms[name] = self._busy_ms.get(name, 0.0) + device_ms
 
     def forget_stale(self, now_s: float) -> list[Action]:
-        """Forget devices that nothing was heard of for long."""
         if now_s < self.look_s:
             return []
         self.look_s = now_s + _LOOK_EVERY_S
@@ -191,7 +188,6 @@ def explain_rounds(load: DeviceLoad | None, spec: WorkerSpec) -> float:
 
 
 def name_device(spec: WorkerSpec) -> str:
-    """Return the device of a worker as samples name it."""
     return f"{spec.node or THIS_NODE}/{name_counters(spec.device)}"
 
 

@@ -1,6 +1,4 @@
-"""Where a stream may not go, and why; what each replica costs it, and which one policies.serving.routing takes. No
-effects.
-"""
+"""Where a stream may not go, and why; what each replica costs it; which one is taken. No effects."""
 
 from __future__ import annotations
 
@@ -48,7 +46,6 @@ class Exclusions:
         return self._health.quiet
 
     def list_trying(self) -> list[str]:
-        """Return the replicas that try a suspect, or are to."""
         if not self._streams.has_suspects:
             return []
         trial = self._streams.on_trial()
@@ -66,8 +63,7 @@ class Exclusions:
     def find_exclusions(
         self, stream: Stream, every: Sequence[Replica], kept_at: str, now_s: float
     ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Return of some candidates why they do not take a stream, and of others why they may be lost. `kept_at`: the
-        replica that has its pages."""
+        """Return which candidates do not take a stream, and which may be lost. `kept_at`: who has its pages."""
         judged = self._judge_all(every, now_s)
         outs = self._rule_out(stream, every, judged, now_s)
         well = [
@@ -160,8 +156,7 @@ class Exclusions:
     def _is_group_expected(
         self, stream: Stream, members: Sequence[Replica], judged: Mapping[str, Judgement], now_s: float
     ) -> bool:
-        """Return whether a replica of a stream's group serves, or can be expected to before the stream has waited for
-        `failover.after_s`."""
+        """Return whether a replica of a stream's group serves, or may before `failover.after_s` is over for it."""
         until_s = stream.due_s + self.rules.after_s
         return any(
             replica.serving
@@ -222,7 +217,6 @@ class Exclusions:
 
 
 def has_hope(replica: Replica) -> bool:
-    """Return whether a replica serves, or may soon: it has not failed, nor is each of its workers lost."""
     return replica.state.phase != FAILED and not (replica.state.ready is None and replica.state.spent)
 
 

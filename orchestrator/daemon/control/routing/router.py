@@ -89,14 +89,12 @@ class Router:
         return [action for stream in self._streams.live() for action in self.end(stream, now_s, error)]
 
     def fail_over(self, stream: Stream, why: str, kind: str, now_s: float) -> None:
-        """Let another replica go on with a stream, where there is one: this one has given it up. `kind`: as in
-        ResumedStream."""
+        """Let another replica go on with a stream that this one has given up. `kind`: as in ResumedStream."""
         stream.failed_at.append(stream.at)
         self._streams.recall(stream, now_s, f"its worker gave it up: {why}", kind=kind)
 
     def retire(self, replica: Replica, now_s: float) -> tuple[int, list[Action]]:
-        """Take the streams back from a replica that retires, but for those that only it can go on with;
-        returns how many. They are due again."""
+        """Take the streams back from a replica that retires, but for those only it can go on with; returns how many."""
         moves = any(
             other.group == replica.group and not self._exclusions.refuses(other, now_s)
             for other in self._replicas.serving
@@ -107,8 +105,7 @@ class Router:
         return len(taken), self._take(replica, taken, now_s)
 
     def _keep_unlike(self, replica: Replica) -> None:
-        """Let a replica that retires have the streams that have no token yet and mean nothing to any other, as their
-        prompts are of another vocabulary."""
+        """Let a retiring replica have the streams without a token whose prompts are of its vocabulary alone."""
         others = [other for other in self._replicas.serving if other is not replica]
         for stream in [*self._streams.at(replica.name), *self._streams.due()]:
             fresh = not stream.group and not stream.committed and stream.submit.vocabulary
@@ -129,8 +126,7 @@ class Router:
         )
 
     def bind(self, source: Replica, target: Replica) -> int:
-        """Let another replica go on with all that a replica has, whatever it costs; returns how many. They go as the
-        first lets go of them."""
+        """Let another replica go on with all that a replica has; returns how many. They go as the first lets go."""
         streams = self._streams.at(source.name)
         for stream in streams:
             stream.bound_to, stream.left = target.name, source.name
@@ -151,13 +147,11 @@ class Router:
         return count, actions
 
     def unbind(self, worker: str) -> None:
-        """Let streams that were sent away from a replica go wherever is best."""
         for stream in self._streams.live():
             if stream.left == worker:
                 stream.bound_to = stream.left = ""
 
     def is_drained(self, replica: Replica) -> bool:
-        """True when no stream needs a retiring replica any more."""
         if self._streams.counts[replica.name]:
             return False
         if any(other.group == replica.group for other in self._replicas.serving):
@@ -196,7 +190,6 @@ class Router:
         return actions
 
     def refuse(self, submit: Submit, *, has_tokens: bool = False) -> RequestError | None:
-        """Return why no replica serves a request, for what it asks for; None where one may."""
         gone = self._refuse_gone_group(submit)
         if gone is not None or not (self._fleet.has_unable or submit.lora):
             return gone
@@ -248,8 +241,7 @@ class Router:
         return [*actions, Send(replica.worker, sent), *moved]
 
     def _find_bounds(self, replica: Replica, submit: Submit) -> OperatorBounds:
-        """Return the operator's bounds for a request at a replica, as they were reckoned for the one before it where
-        these are the same."""
+        """Return the operator's bounds for a request at a replica, as last reckoned where nothing has changed."""
         standing = replica.standing
         wanted = (replica.state.ready, self._least_depth, submit.variant, bool(submit.prediction))
         known = standing.bounds_for
@@ -332,7 +324,6 @@ class Router:
         return cancelled
 
     def _cancel(self, stream: Stream) -> list[Action]:
-        """Tell the replica that has a stream to forget it."""
         having = self._replicas.find_named(stream.at) if stream.at else None
         if having is None or having.rank not in (Rank.SERVING, Rank.RETIRING):
             return []

@@ -33,5 +33,4 @@ class Surroundings:
         self.request_timeout_s, self.ttft_ms = other.request_timeout_s, other.ttft_ms
 
     def stretch_drafts(self, replica: str) -> float:
-        """Return by how much longer drafting for a replica takes, for what other programs do there."""
         return max((self.loads.predict_stretch(spec).factor for spec in self.list_drafts(replica)), default=1.0)

@@ -93,8 +93,7 @@ def refuse_or_pass(
 def check_room(
     state: State, limits: ControlLimits, look: Callable[[], StateView], now_s: float, request: Asked = ONE
 ) -> None:
-    """Raise RequestError where a request cannot be taken in now. Where no replica is ready, or all are held, the view
-    that `look` returns says why."""
+    """Raise RequestError where a request cannot be taken in now; `look` returns the view that says why."""
     fleet = state.fleet
     fleet.refresh()
     if state.draining or not fleet.count_ready() or (state.health.holds and _are_held(state, now_s)):
@@ -131,7 +130,6 @@ class Crowd(NamedTuple):
 
 
 def refuse_crowd(crowd: Crowd, limits: ControlLimits, streams: Streams, now_s: float, request: Asked = ONE) -> None:
-    """Raise RequestError where there are too many requests for this one."""
     expected_ms = streams.latency.times.ttft_ms(crowd.streams, max(1, crowd.places))
     late_s = min(MAX_RETRY_AFTER_S, retry_s(expected_ms, limits.ttft))
     most = crowd.replicas * limits.max_running + limits.max_waiting

@@ -117,7 +117,6 @@ class KvMoves:
         return bool(self._moves or self._sums)
 
     def find_pages(self, stream: Stream) -> str:
-        """Return the replica that has a stream's pages already ("": none has)."""
         move = self._moves.get(stream.key)
         return move.target if move is not None and move.linked and move.stage is _Stage.CAME else ""
 
@@ -191,7 +190,6 @@ class KvMoves:
         return "it may have ended its worker" if self._streams.is_suspect(stream) else ""
 
     def _price(self, stream: Stream, source: Replica, target: Replica, remembered: int) -> tuple[MovePrice, str]:
-        """Return what a move to a replica takes, and why it is not to be ("": it is)."""
         ready = source.state.ready
         price = price_move(
             self._rate,
@@ -209,7 +207,6 @@ class KvMoves:
         return price, "" if price.moves else price.reason
 
     def _ask(self, move: _Move, now_s: float) -> list[Action]:
-        """Ask for a stream's pages, where the replica that it would go to has a place."""
         target, remembered = self._choose_next(move.stream, now_s)
         if target is None or target is move.source:
             return []
@@ -277,7 +274,6 @@ class KvMoves:
 
 
 def _tell_sum(name: str, done: KvMoveTotals) -> list[Action]:
-    """Say how the streams went that a replica gave away."""
     if not done.pages and not done.recomputed:
         return []
     text = "worker %s gave away its streams: %d with their KV cache (%.1f MiB, %.2f s in all), %d are computed again"

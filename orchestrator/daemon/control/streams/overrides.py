@@ -35,14 +35,12 @@ class RecordedOverride:
 
 
 class ActiveOverrides(NamedTuple):
-    """All overrides that stand at one time, of sessions by user tag and of engines by number. Never changed: a request
-    keeps those of its start."""
+    """All overrides that stand at one time, of sessions by user tag and of engines by number. Never changed."""
 
     sessions: Mapping[str, RecordedOverride] = MappingProxyType({})
     engines: Mapping[int, RecordedOverride] = MappingProxyType({})
 
     def of(self, submit: Submit, engine: int) -> list[Override]:
-        """Return the overrides that concern a request on an engine."""
         enabled = True if submit.policy_depth else None
         own = Override(Scope.REQUEST, enabled, submit.depth, submit.most_depth)
         recorded = (self.sessions.get(submit.user) if submit.user else None, self.engines.get(engine))

@@ -47,8 +47,7 @@ _MOST_SHOWN: Final = 64  # candidates of one choice. Bounds memory.
 
 @dataclass(frozen=True, slots=True)
 class TypicalTimes:
-    """Running means of the times that requests take once they run: to their first token, and from there to their end.
-    None before the first."""
+    """Running means of requests' times to their first token, and from there to their end. None before the first."""
 
     prefill_ms: float | None = None
     decode_ms: float | None = None
@@ -86,8 +85,6 @@ class Running:
 
 
 class RecentLatency:
-    """Learns from the streams of one target."""
-
     def __init__(self) -> None:
         self.times = TypicalTimes()
         self._output_tokens = _FIRST_OUTPUT_TOKENS
@@ -96,7 +93,6 @@ class RecentLatency:
 
     @property
     def output_tokens(self) -> int:
-        """How many tokens an output has, on the mean of the last ones."""
         return max(1, round(self._output_tokens))
 
     def observe_first_token(self, stats: RequestStats | None) -> None:
@@ -124,7 +120,6 @@ class RecentLatency:
         return max(1, math.ceil(self._promised_s - now_s))
 
     def _ends_gap_s(self) -> float | None:
-        """Return the mean time between the last ends of streams; None where there were no two."""
         if len(self._ends_s) < 2:
             return None
         return (self._ends_s[-1] - self._ends_s[0]) / (len(self._ends_s) - 1)
@@ -165,13 +160,9 @@ class MoveView:
 @dataclass(frozen=True, slots=True)
 class RequestView:
     """A request of late. `state`: "queued" (no replica has it), "sent" (without a token yet), "decoding", "moving"
-    (between two replicas) or "ended", then with its `outcome`. It came `age_s` ago; `took_s` to its end (None: it
-    lives). `owner`: of whose key, by the key's id. `depth`: draft tokens a round, of its newest rounds. `queue_ms`: it
-    waited here and at its first worker. `digest` names what it asks for ("": not known yet). Its client
-    brought `prediction_tokens` that it expected; `predicted` of them were verified, and `predicted_right` were right.
-    `drafters`: what each did, of late where it lives. `variant`: the canary's variant that served it. `tolerated` and
-    `branches`: see RequestStats. It never has the text.
-    """
+    (between two replicas) or "ended". It came `age_s` ago; `took_s` to its end (None: it lives). `depth`: draft tokens
+    a round, of its newest rounds. `queue_ms`: it waited here and at its first worker. `drafters`: what each did, of
+    late where it lives. It never has the text."""
 
     request_id: str
     state: str
@@ -234,14 +225,12 @@ class RequestHistory:
     _a_stretch: int = 1
 
     def observe_sent(self, replica: str, now_s: float) -> None:
-        """It was sent to a replica, whose counts begin at 0."""
         self.replica, self._stats = replica, _NO_STATS
         self._left_shares, self._shares = _add_shares(self._left_shares, self._shares), {}
         if self.sent_s is None:
             self.sent_s = now_s
 
     def observe_recalled(self, why: str, now_s: float) -> None:
-        """It left its replica, which had it until now."""
         if self.sent_s is not None and self.replica:
             self.moves = [*self.moves[1 - _MOST_MOVES :], MoveView(now_s - self.opened_s, self.replica, why)]
         self.replica = ""
@@ -333,8 +322,6 @@ def _add_shares(before: dict[str, DrafterShare], more: dict[str, DrafterShare]) 
 
 
 class RequestHistories:
-    """The histories of live requests and of the last that ended."""
-
     def __init__(self) -> None:
         self._live: dict[str, RequestHistory] = {}
         self._ended: OrderedDict[str, RequestHistory] = OrderedDict()
@@ -347,7 +334,6 @@ class RequestHistories:
         return history
 
     def end(self, key: str, outcome: str, now_s: float) -> None:
-        """A request ended; it keeps what it was last known to be."""
         history = self._live.pop(key, None)
         if history is None:
             return
@@ -361,12 +347,10 @@ class RequestHistories:
         return list(self._live.values())
 
     def find_choices(self, request_id: str) -> list[RequestHistory]:
-        """Return those of a request's choices, live and ended, in the order of the choices."""
         every = {**self._ended, **self._live}
         return [every[key] for key in sorted(every) if belongs_to(key, request_id)]
 
     def find_like(self, wanted: str) -> RequestHistory | None:
-        """Return the newest history of a request by its id, or by the digest of what it asks for."""
         every = [*self._ended.values(), *self._live.values()]
         alike = (history for history in reversed(every) if wanted == history.digest or belongs_to(history.key, wanted))
         return next(alike, None)
@@ -407,8 +391,7 @@ class RouteBook:
             self._rated -= _count_rated(self._noted.popitem(last=False)[1])
 
     def find_routes(self, request_id: str, now_s: float) -> list[RouteView]:
-        """Return the routes of a request, of each of its choices, the last first. The answer to a request with several
-        choices has the id of the first."""
+        """Return the routes of a request's choices, the last first. With several, its id is the first choice's."""
         keys = [key for key in self._noted if belongs_to(key, request_id)]
         routes = [(noted, key) for key in keys for noted in self._noted[key]]
         return [
@@ -443,6 +426,5 @@ class RouteText:
 
 
 def format_route(route: Route) -> str:
-    """Return a route in one line, with why the others were not taken."""
     others = "; ".join(f"{rated.name}: {rated.why_not}" for rated in route.rated if rated.why_not)
     return f"{route.reason}; not {others}" if others else route.reason

@@ -27,8 +27,7 @@ _CANCELLED = "the operator of this server has cancelled this request"
 
 @dataclass(slots=True)
 class _Failover:
-    """`under_way`: the other one serves, and the streams are on their way. `kept`: an operator keeps work away from the
-    worker besides, whether the other one serves or not."""
+    """`under_way`: the other one serves, and streams move. `kept`: an operator keeps work away besides."""
 
     target: str
     under_way: bool = False
@@ -36,8 +35,6 @@ class _Failover:
 
 
 class OperatorSteering:
-    """See the module."""
-
     def __init__(
         self,
         replicas: Replicas,
@@ -98,12 +95,10 @@ class OperatorSteering:
         return bool(self._failovers)
 
     def list_failovers(self) -> dict[str, str]:
-        """Return where workers give their streams, by the worker."""
         return {source: failover.target for source, failover in self._failovers.items()}
 
     def observe_ready(self, replica: Replica, drafters: Sequence[str]) -> list[Action]:
-        """Tell a worker that has just got these drafters which are chosen for its place. A choice of one that is not
-        there any more is over."""
+        """Tell a worker that just got drafters which are chosen. A choice of one that is gone is over."""
         names = self.chosen.get(replica.engine)
         if names is None:
             return []

@@ -63,14 +63,12 @@ class Stream:
 
     `at` is the replica that has it ("": none), `sent_id` its id there. `gained`: the tokens that it had there.
     `probation`: the tokens that it must have there before anything joins it. `due_s`: since when it waits for a
-    replica. `failed_at`: replicas that gave it up. `group`: of
-    the replica that its last token came from (control.state.find_group), with the `model_digest` of that; `sender`: of
-    the one that has it.
-    `interrupted`: what its next token ends, where it is traced.
-    `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader
-    has heard of `reported_bound`.
-    It was the `number`-th that came, at `opened_s`, by the clock, waited here for `held_ms` until it was first sent,
-    and had its first token at `first_s`. `bound_to`: where an operator sends it, `left`: from where; "": none does.
+    replica. `failed_at`: replicas that gave it up. `group`: of the replica that its last token came from
+    (control.state.find_group), with the `model_digest` of that; `sender`: of the one that has it. `interrupted`: what
+    its next token ends, where it is traced. `overrides` stood when it was opened, `speculation` holds by them where it
+    is, and its reader has heard of `reported_bound`. It was the `number`-th that came, at `opened_s`, by the clock,
+    waited here for `held_ms` until it was first sent, and had its first token at `first_s`. `bound_to`: where an
+    operator sends it, `left`: from where; "": none does.
     """
 
     submit: Submit
@@ -117,7 +115,6 @@ class Stream:
         return pace_s * max(1, min(self.submit.max_tokens, usual_tokens) - made)
 
     def resumption(self) -> Submit:
-        """Return the request as its worker is to go on with it."""
         sent_id = self.sent_id or self.key
         if sent_id == self.key and self.committed == self.submit.committed:
             return self.submit
@@ -125,8 +122,7 @@ class Stream:
 
 
 class Streams:
-    """All live streams, in the order of their arrival. `on_count` is called with the name of each replica that has
-    one (1) more or fewer (-1)."""
+    """All live streams, as they came. `on_count`: called with a replica's name that has one more (1) or fewer (-1)."""
 
     def __init__(self, blame: Blame | None = None, on_count: Callable[[str, int], object] = tell_nobody_of) -> None:
         self._blame = blame or Blame(0.0)
@@ -154,8 +150,7 @@ class Streams:
         return len(self._live)
 
     def promise_place(self, now_s: float, slots: int, wanted: int = 1) -> int:
-        """Return after how many seconds a request that is refused now may find the places that it wants, where `slots`
-        streams are decoded at a time."""
+        """Return after how many seconds a refused request may find its places, of `slots` that decode at a time."""
         oldest = next(iter(self._live.values()), None)
         since_s = now_s if oldest is None else oldest.opened_s
         running = islice((stream for stream in self._live.values() if stream.first_s is not None), _LOOKED_AT)
@@ -172,15 +167,12 @@ class Streams:
 
     @property
     def arrived(self) -> int:
-        """How many have come."""
         return self._arrived
 
     def hold_later(self) -> None:
-        """Let none be due that comes from now on."""
         self._held_from = self._arrived
 
     def release_later(self) -> None:
-        """Let all be due again that wait."""
         self._held_from = None
 
     @property
@@ -191,12 +183,10 @@ class Streams:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether streams have owners, who get places in fair turns."""
         return self._owned > 0
 
     def open(self, submit: Submit, overrides: ActiveOverrides = NO_OVERRIDES, now_s: float = 0.0) -> Stream:
-        """Take in a request, under these overrides. Raises RequestError: 400 when its id is in use, 422 when it is in
-        quarantine."""
+        """Take in a request. Raises RequestError: 400 when its id is in use, 422 when it is in quarantine."""
         if submit.request_id in self._live:
             raise RequestError(f"a request with the id {submit.request_id} is running", code="duplicate_request")
         self._blame.refuse_quarantined(submit, now_s)
@@ -237,7 +227,6 @@ class Streams:
         return Deliver(stream.key, self._finish(stream, delta, now_s) if delta.finish else delta)
 
     def _begin_group(self, stream: Stream, delta: Delta) -> Delta:
-        """A stream has its first tokens from a group; returns the delta, which names that."""
         if stream.group:
             self.changed_groups += 1
             stream.history.observe_other_group(len(stream.committed) - len(delta.tokens))
@@ -277,7 +266,6 @@ class Streams:
             self._resumed.append(Notify(ResumedStream(*fields)))
 
     def take_resumed(self) -> list[Notify]:
-        """Return, once, which traced streams go on."""
         if not self._resumed:
             return []
         resumed, self._resumed = self._resumed, []
@@ -290,15 +278,12 @@ class Streams:
         return self._sent.get(sent_id)
 
     def at(self, replica: str) -> list[Stream]:
-        """Return the streams that a replica has, in the order in which it got them."""
         return list(self._at.get(replica, {}).values())
 
     def list_behind(self, replica: str, places: int) -> list[Stream]:
-        """Return the streams that a replica of so many places got last, and that wait there."""
         return list(islice(self._at.get(replica, {}).values(), places, None))
 
     def is_suspect(self, stream: Stream) -> bool:
-        """True where the stream is to be tried alone."""
         return self._blame.has_records and self._blame.is_suspect(stream.digest)
 
     def is_begun_elsewhere(self, stream: Stream) -> bool:
@@ -367,8 +352,7 @@ class Streams:
         return stream.resumption()
 
     def recall(self, stream: Stream, now_s: float, why: str = "", *, kind: str = "moved") -> None:
-        """Take a stream back from its replica: it is due again. `why`: for whoever asks afterwards. `kind`: as in
-        ResumedStream."""
+        """Take a stream back from its replica: it is due again. `why`: for people; `kind`: as in ResumedStream."""
         sent_away = f"an operator sent it to {stream.bound_to}" if stream.bound_to else "it was wanted elsewhere"
         why = why or sent_away
         stream.history.observe_recalled(why, now_s)
@@ -443,7 +427,6 @@ class Streams:
 
 
 def _address(stream: Stream, delta: Delta) -> Delta:
-    """Return a worker's delta as the stream's reader is to have it."""
     if delta.request_id != stream.key:
         delta = msgspec.structs.replace(delta, request_id=stream.key)
     if stream.speculation is not stream.reported_bound:

@@ -98,7 +98,6 @@ class SaidMessage(Said):
 
     @property
     def blocks(self) -> list[Block]:
-        """Its content as blocks."""
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
     _nothing_that_changes_the_prompt = model_validator(mode="before")(refuse_prompt_keys)

@@ -33,32 +33,26 @@ class MessageWriter(AnswerWriter):
         self._builder = BlockBuilder()
 
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
-        """Return the message."""
         self._builder.push_all(pieces)
         content = [self._content_block(block) for block in self._builder.blocks]
         return self._message(content) | self._end(answer) | {"usage": self._usage(answer)}
 
     def opening(self, _: int) -> bytes:
-        """Return the first events: the message without a content, and a ping."""
         end = {"stop_reason": None, "stop_sequence": None}
         usage = {"input_tokens": len(self._head.prompt), "output_tokens": 0}
         cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         return _event("message_start", message=self._message([]) | end | {"usage": usage | cached}) + _event("ping")
 
     def piece(self, piece: Piece, _: Answer) -> bytes:
-        """Return the events of what a piece adds to the content."""
         return b"".join(self._write_step(step) for step in self._builder.push(piece))
 
     def ending(self, answer: Answer) -> bytes:
-        """Return the last events: why the message ended, and what it cost."""
         return _event("message_delta", delta=self._end(answer), usage=self._usage(answer)) + _event("message_stop")
 
     def ping(self) -> bytes:
-        """Return what fills a silence: Anthropic has an event for it."""
         return _event("ping")
 
     def failure(self, error: RequestError, *, opened: bool) -> bytes:
-        """Return the event of a message that failed on the way."""
         opening = b"" if opened else self.opening(1)
         return opening + name_event("error", _encode(anthropic_body_of(error)))
 
@@ -107,7 +101,6 @@ class MessageWriter(AnswerWriter):
         return signed + _event("content_block_stop", index=block.index)
 
     def _content_block(self, block: Block, *, empty: bool = False) -> dict[str, Any]:
-        """Return a block; one that has just begun is `empty`."""
         text = "" if empty else block.text
         match block.kind:
             case "text":

@@ -79,7 +79,6 @@ class CallItem(Said):
 
     @property
     def function(self) -> dict[str, str]:
-        """What was called, and with what."""
         return {"name": join_name(self.namespace, self.name), "arguments": self.arguments}
 
 
@@ -109,7 +108,6 @@ class BuiltInCallItem(Said):
 
     @property
     def function(self) -> dict[str, str]:
-        """What was called, and with what."""
         arguments = {key: value for key, value in (self.action or self.operation or {}).items() if value is not None}
         return {"name": self.type.removesuffix("_call"), "arguments": json.dumps(arguments, ensure_ascii=False)}
 
@@ -152,7 +150,6 @@ class ReasoningItem(Said):
 
     @property
     def words(self) -> str:
-        """The thought as text."""
         return "".join(part.words for part in self.content or self.summary)
 
 

@@ -37,8 +37,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResponsesRoutes:
-    """The routes' shared ground."""
-
     def __init__(self, api: ApiRoutes, store: ResponseStore) -> None:
         self._api = api
         self._store = store

@@ -19,13 +19,11 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
         return len(self.body) + len(self.items)
 
 
 class ResponseStore:
-    """Keeps responses, each for the key that asked for it, within `api.stored_responses` and its bounds. Where there is
-    no room the oldest go. Safe for threads."""
+    """Keeps responses, each for its key, within `api.stored_responses`; the oldest go first. Safe for threads."""
 
     def __init__(self, bounds: Api, clock: Clock) -> None:
         self.bounds = bounds
@@ -55,24 +53,20 @@ class ResponseStore:
             self._make_room()
 
     def find(self, owner: str, response_id: str) -> StoredResponse | None:
-        """Return a response of this key's; None where none is kept."""
         with self._lock:
             self._expire()
             return self._kept.get((owner, response_id))
 
     def delete(self, owner: str, response_id: str) -> bool:
-        """Forget a response; False where none was kept."""
         with self._lock:
             self._expire()
             return self._drop((owner, response_id))
 
     def _make_room(self) -> None:
-        """Forget the oldest until the rest is within the bounds."""
         while len(self._kept) > self.bounds.stored_responses or self._bytes > self.bounds.stored_responses_memory:
             self._drop(next(iter(self._kept)))
 
     def _expire(self) -> None:
-        """Forget what was kept for long enough."""
         now_s = self._clock.monotonic_s()
         for name in [name for name, entry in self._kept.items() if entry.until_s <= now_s]:
             self._drop(name)

@@ -101,17 +101,14 @@ class NamedTool(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """The name by which the model knows it."""
         return join_name(self.namespace, self.tool.name)
 
 
 def join_name(namespace: str | None, name: str) -> str:
-    """Return the name by which the model knows a function."""
     return f"{namespace}.{name}" if namespace else name
 
 
 def list_functions(tools: Sequence[FunctionTool | NamespaceTool | HostedTool]) -> list[NamedTool]:
-    """Return the functions among the tools, those of namespaces too."""
     functions: list[NamedTool] = []
     for tool in tools:
         if isinstance(tool, FunctionTool):
@@ -129,8 +126,7 @@ def list_functions(tools: Sequence[FunctionTool | NamespaceTool | HostedTool]) -
 
 
 def find_chosen(choice: NamedFunction, functions: Sequence[NamedTool]) -> NamedTool | None:
-    """Return the function that a choice names; None where there is none. One that names no namespace may mean the only
-    function of that name."""
+    """Return the function that a choice names, without a namespace the only one so called; None where there is none."""
     full = join_name(choice.namespace, choice.name)
     exact = next((function for function in functions if function.full_name == full), None)
     alike = [function for function in functions if choice.namespace is None and function.tool.name == choice.name]

@@ -28,7 +28,6 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
-"""What this route calls parameters of a chat."""
 
 
 def build_chat(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:

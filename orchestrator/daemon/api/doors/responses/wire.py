@@ -92,7 +92,6 @@ class ResponsesRequest(Sampled):
 
     @property
     def items(self) -> list[Item]:
-        """The input as items."""
         if isinstance(self.input, str):
             return [MessageItem(role="user", content=self.input)]
         return self.input

@@ -23,7 +23,6 @@ _ID_BYTES = 12
 _PREFIXES = {"thought": "rs", "text": "msg", "call": "fc"}
 _encode = msgspec.json.Encoder().encode
 Keep = Callable[[str, dict[str, Any]], None]
-"""Keeps a response by its id, where it is to be kept."""
 
 
 class ResponseWriter(AnswerWriter):
@@ -38,30 +37,25 @@ class ResponseWriter(AnswerWriter):
         self._number = 0
 
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
-        """Return the response."""
         self._builder.push_all(pieces)
         self._end_with_text()
         return self._end(answer)
 
     def opening(self, _: int) -> bytes:
-        """Return the first two events."""
         return b"".join(
             self._event(kind, response=self._response("in_progress"))
             for kind in ("response.created", "response.in_progress")
         )
 
     def piece(self, piece: Piece, _: Answer) -> bytes:
-        """Return the events of what a piece adds to the output."""
         return b"".join(self._write_step(step) for step in self._builder.push(piece))
 
     def ending(self, answer: Answer) -> bytes:
-        """Return the last event, which has the whole response."""
         steps = b"".join(self._write_step(step) for step in self._end_with_text())
         response = self._end(answer)
         return steps + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: RequestError, *, opened: bool) -> bytes:
-        """Return the event of a response that failed on the way."""
         opening = b"" if opened else self.opening(1)
         code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
         failure = {"code": code, "message": error.message.encode("utf-8", "backslashreplace").decode()}
@@ -100,7 +94,6 @@ class ResponseWriter(AnswerWriter):
         }
 
     def _response(self, status: str) -> dict[str, Any]:
-        """Return what every response has, whatever has come of it so far."""
         body = self._body
         return {
             "id": self._head.request_id,
@@ -174,7 +167,6 @@ class ResponseWriter(AnswerWriter):
         return self._event(f"response.content_part.{what}", **place, part=_content_part(block, text))
 
     def _item(self, block: Block, *, empty: bool = False) -> dict[str, Any]:
-        """Return a block as an item of the output; one that has just begun is `empty`."""
         status = "in_progress" if empty else "completed" if block.whole else "incomplete"
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
         content = [] if empty else [_content_part(block, block.text)]
