@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from device_profiles.device_load import DeviceLoad
 from orchestrator.daemon.control.health.health import Part, PartHealth
@@ -17,8 +18,11 @@ from orchestrator.protocol.trace_messages import ResumedStream
 from policies.serving.residency import ModelStage
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorker:
+class Action(msgspec.Struct, frozen=True):
+    """Something that is to be done."""
+
+
+class StartWorker(Action):
     """Start a process after a while. `worker` is its place's number, `title` names it in the log."""
 
     worker: int
@@ -27,24 +31,21 @@ class StartWorker:
     after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StopWorker:
+class StopWorker(Action):
     """End a worker, also where it is only due; WorkerEnded follows."""
 
     worker: int
     grace_s: float
 
 
-@dataclass(slots=True)
-class Send:
+class Send(Action):
     """Pass a command on to a worker, if there is one."""
 
     worker: int
     command: Command
 
 
-@dataclass(frozen=True, slots=True)
-class AskPages:
+class AskPages(Action):
     """Make shared memory, of `most_bytes` at most, and have a worker move a stream out to it. `key` names it here,
     `sent_id` the stream there. With a `link` its pages go there instead, and no memory is made."""
 
@@ -55,58 +56,50 @@ class AskPages:
     link: PageLink | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DropPages:
+class DropPages(Action):
     """Keep shared memory no longer."""
 
     key: str
 
 
-@dataclass(slots=True)
-class Deliver:
+class Deliver(Action):
     """Hand a delta to a stream's reader. The last one has `finish`."""
 
     stream: str
     delta: Delta
 
 
-@dataclass(slots=True)
-class EndStream:
+class EndStream(Action):
     """Hand an error to a stream's reader; nothing follows."""
 
     stream: str
     error: RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAfter:
+class WakeAfter(Action):
     """Come back with the event Woke: something may be possible then."""
 
     after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(Action):
     """A replica serves for the first time, or all have failed for good: nobody needs to wait for the first any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishRollout:
+class FinishRollout(Action):
     """Answer who asked for the rollout: `engines`, or an error that left everything as it was."""
 
     engines: tuple[int, ...]
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishRetune:
+class FinishRetune(Action):
     """Every replica has answered. `error`: why one stays as it was ("": none does)."""
 
     error: str = ""
 
 
-@dataclass(slots=True)
-class LogLine:
+class LogLine(Action):
     """Write a line to the log, its `values` filled in."""
 
     level: Literal["debug", "info", "warning", "error"]
@@ -114,8 +107,7 @@ class LogLine:
     values: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TellGauges:
+class TellGauges(Action):
     """Write to the log what has changed in a replica's gauges."""
 
     replica: str
@@ -123,87 +115,54 @@ class TellGauges:
     now: Gauges
 
 
-@dataclass(frozen=True, slots=True)
-class TellHealth:
+class TellHealth(Action):
     """The health of parts has changed; these are not healthy."""
 
     unwell: dict[Part, PartHealth]
 
 
-@dataclass(frozen=True, slots=True)
-class TellLoads:
+class TellLoads(Action):
     """Devices were sampled: the newest sample of each, and its moving mean."""
 
     newest: Mapping[str, DeviceLoad]
     means: Mapping[str, DeviceLoad]
 
 
-@dataclass(frozen=True, slots=True)
-class TellLacking:
+class TellLacking(Action):
     """A worker of this spec cannot run on its host: a library is not installed there, and `why` says which."""
 
     spec: WorkerSpec
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class TellRefused:
+class TellRefused(Action):
     """No worker of this spec will ever serve where it is placed, and `why` says what stands against it there."""
 
     spec: WorkerSpec
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class TellStarved:
+class TellStarved(Action):
     """A worker of this spec found no memory where it is, even with the smallest KV cache, and is started again."""
 
     spec: WorkerSpec
 
 
-@dataclass(frozen=True, slots=True)
-class TellUseless:
+class TellUseless(Action):
     """The draft worker of this spec helps no replica, and rests for that, as the others of its draft do."""
 
     spec: WorkerSpec
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class TellStage:
+class TellStage(Action):
     """The target's model is loaded, or leaves, or is gone; `why` it is not there."""
 
     stage: ModelStage
     why: str
 
 
-@dataclass(slots=True)
-class Notify:
+class Notify(Action):
     """Pass an event on to the observers."""
 
     event: RoundReport | Progress | ResumedStream
-
-
-Action = (
-    StartWorker
-    | StopWorker
-    | Send
-    | AskPages
-    | DropPages
-    | Deliver
-    | EndStream
-    | WakeAfter
-    | Settle
-    | FinishRollout
-    | FinishRetune
-    | LogLine
-    | TellGauges
-    | TellHealth
-    | TellLoads
-    | TellLacking
-    | TellRefused
-    | TellStarved
-    | TellUseless
-    | TellStage
-    | Notify
-)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from device_profiles.device_load import DeviceLoad
 from orchestrator.daemon.control.health.health import Part
@@ -18,8 +19,11 @@ from policies.serving.failover.health import Health
 from policies.serving.failover.standby import NO_RULES, FailoverRules, Readiness
 
 
-@dataclass(frozen=True, slots=True)
-class StandbySpec:
+class _Told(msgspec.Struct, frozen=True):
+    """A plain value."""
+
+
+class StandbySpec(_Told):
     """A standby that is wanted. `prepare`: what prepares its model beforehand, where it is warm."""
 
     spec: WorkerSpec
@@ -27,8 +31,7 @@ class StandbySpec:
     prepare: WorkerSpec | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersChosen:
+class WorkersChosen(_Told):
     """It is known which replicas are to be started, which draft workers beside them, and what stands by."""
 
     targets: Sequence[WorkerSpec]
@@ -37,36 +40,31 @@ class WorkersChosen:
     failover: FailoverRules = NO_RULES
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterOpened:
+class ClusterOpened(_Told):
     """Workers can be started."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterFailed:
+class ClusterFailed(_Told):
     """Workers can never be started."""
 
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStarted:
+class WorkerStarted(_Told):
     """A process is there; it is not ready yet. Of a worker with parts it is told again once its own one is, too."""
 
     worker: int
     where: str
 
 
-@dataclass(slots=True)
-class WorkerSaid:
+class WorkerSaid(_Told):
     """A worker said something."""
 
     worker: int
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnding:
+class WorkerEnding(_Told):
     """A worker says nothing more; the last of its process is being cleared away. `cause`: as seen from outside."""
 
     worker: int
@@ -74,8 +72,7 @@ class WorkerEnding:
     kind: LossKind
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnded:
+class WorkerEnded(_Told):
     """No process is left, and none is being started. `cause`: as seen from outside."""
 
     worker: int
@@ -86,25 +83,21 @@ class WorkerEnded:
 WorkerEvent = WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded
 
 
-@dataclass(slots=True)
-class StreamOpened:
+class StreamOpened(_Told):
     """A request was taken in, under these overrides."""
 
     submit: Submit
     overrides: ActiveOverrides = NO_OVERRIDES
 
 
-@dataclass(frozen=True, slots=True)
-class StreamClosed:
+class StreamClosed(_Told):
     """The reader of a live stream is gone."""
 
     stream: str
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutAsked:
-    """These are to be the replicas and the draft workers. No other rollout is under way. `standbys` and `draft_pools`
-    None: as before."""
+class RolloutAsked(_Told):
+    """These are to be the replicas and draft workers. `standbys` and `draft_pools` None: as before."""
 
     targets: Sequence[WorkerSpec]
     drafts: Sequence[WorkerSpec]
@@ -112,13 +105,11 @@ class RolloutAsked:
     draft_pools: Mapping[str, PoolSize] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutDropped:
+class RolloutDropped(_Told):
     """Nobody waits for the rollout any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class RulesChanged:
+class RulesChanged(_Told):
     """Requests are routed, bounded and refused by other rules from now on. `surroundings` has their figures alone."""
 
     surroundings: Surroundings
@@ -127,8 +118,7 @@ class RulesChanged:
     failover: FailoverRules
 
 
-@dataclass(frozen=True, slots=True)
-class RetuneAsked:
+class RetuneAsked(_Told):
     """Replicas are to decode by other options, by their numbers; these are to be the draft workers beside them, as many
     as `draft_pools` says. `standbys`: as from now on."""
 
@@ -138,85 +128,72 @@ class RetuneAsked:
     draft_pools: Mapping[str, PoolSize]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLoadAsked:
+class ModelLoadAsked(_Told):
     """The model is to be in memory: somebody waits for it, or it is to be there from the start."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLeaveAsked:
-    """The model is to leave the memory once its requests are over. `gone_for`: the model that its room is for; "": it
-    was not used."""
+class ModelLeaveAsked(_Told):
+    """The model is to leave the memory once its requests are over. `gone_for`: whose room that is; "": it is idle."""
 
     gone_for: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainBegun:
+class DrainBegun(_Told):
     """New requests are refused; live streams have this long to end."""
 
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class DrainOver:
+class DrainOver(_Told):
     """Streams that are still live are cut off."""
 
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ControlClosed:
+class ControlClosed(_Told):
     """Every stream and every worker is to end."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantineReleased:
+class QuarantineReleased(_Told):
     """The operator lets these requests run again."""
 
     digests: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class PartHeld:
+class PartHeld(_Told):
     """An operator keeps work away from a part (DRAINING, CORDONED), or lets it work again (None)."""
 
     part: Part
     state: Health | None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCancelled:
+class RequestCancelled(_Told):
     """An operator ends these live streams."""
 
     streams: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class FailoverAsked:
+class FailoverAsked(_Told):
     """An operator wants another replica, or a standby, to go on with a worker's streams."""
 
     source: str
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class FailoverUndone:
+class FailoverUndone(_Told):
     """An operator wants a worker to have its streams again."""
 
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class DraftersChosen:
+class DraftersChosen(_Told):
     """An operator lets only these drafters propose, on these replicas; `names` None: all that are configured."""
 
     engines: Sequence[int]
     names: tuple[str, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestQuarantined:
+class RequestQuarantined(_Told):
     """An operator refuses a request, by what it asks for, until the time `until_s` by the clock."""
 
     digest: str
@@ -225,17 +202,14 @@ class RequestQuarantined:
     until_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class LoadObserved:
+class LoadObserved(_Told):
     """Devices were sampled, by "HOST/DEVICE"."""
 
     samples: Mapping[str, DeviceLoad]
 
 
-@dataclass(frozen=True, slots=True)
-class Woke:
-    """The time of a WakeAfter has come. `heard`: workers that have said until now that they live, where nobody tells
-    that one by one."""
+class Woke(_Told):
+    """The time of a WakeAfter has come. `heard`: workers that have said that they live, and nobody told one by one."""
 
     heard: Sequence[int] = ()
 
