@@ -12,7 +12,7 @@ import openai
 import pytest
 from starlette.types import Message
 
-from orchestrator.daemon.api import translate
+from orchestrator.daemon.api import wire
 from orchestrator.errors import RequestError
 from policies.sampling import Dry
 from tests.api.support import EOS, ScriptedControl, app_over, client_of, leave_hanging, serving
@@ -66,7 +66,7 @@ async def test_llama_cpps_samplers_reach_the_worker_by_its_names():
 
 
 async def test_breakers_of_too_many_tokens_are_refused(monkeypatch):
-    monkeypatch.setattr(translate, "MAX_BREAKER_TOKENS", 3)
+    monkeypatch.setattr(wire, "MAX_BREAKER_TOKENS", 3)
     answer = await post(ScriptedControl(), ASK | {"dry_multiplier": 1, "dry_sequence_breakers": ["ab", "cd"]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "dry_sequence_breakers")
     assert "stand in 4 tokens, and 3 are taken" in answer.json()["error"]["message"]

@@ -14,6 +14,7 @@ from orchestrator.config.load import load_config, parse_config
 from orchestrator.daemon.bootstrap import readiness
 from orchestrator.daemon.bootstrap.readiness import check_readiness
 from orchestrator.errors import ConfigError
+from orchestrator.launch import ray_settings
 from orchestrator.launch.ray_settings import find_head_problem
 
 HEAD = "model: {source: 'simulated:toy', adapter: simulated}\n"
@@ -84,7 +85,7 @@ def test_auto_is_what_ray_start_left_here(tmp_path, monkeypatch, listener):
 def test_what_is_not_installed_is_named_with_its_extra(write, monkeypatch):
     path = write("cluster:", "  runtime: ray", "  job_server: true", "tracing:", "  endpoint: http://127.0.0.1:4318")
     config, lines = load_config(path), parse_config(path.read_text(), path)[1]
-    monkeypatch.setattr(readiness, "JOB_LIBRARIES", ("no_such_library", "json"))
+    monkeypatch.setattr(ray_settings, "JOB_LIBRARIES", ("no_such_library", "json"))
     monkeypatch.setattr(readiness, "OTEL_LIBRARY", "no_such_package.exporter")
     with pytest.raises(ConfigError) as refused:
         check_readiness(config, path, lines)

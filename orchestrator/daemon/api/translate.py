@@ -13,20 +13,13 @@ import msgspec
 from adapters.chat_template import TemplateEnded, is_failure
 from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
+from orchestrator.daemon.api import wire
 from orchestrator.daemon.api.conversation import Message, Prediction, Tool, render_tool_messages
 from orchestrator.daemon.api.schemas.prepare import PreparedSchema, prepare_schema
 from orchestrator.daemon.api.schemas.walk import Node, SchemaRefused
 from orchestrator.daemon.api.streaming import find_control_stops
 from orchestrator.daemon.api.tools.forms import choose_call_form
 from orchestrator.daemon.api.tools.grammar import GrammarText, can_write, choose_writer
-from orchestrator.daemon.api.wire import (
-    MAX_BREAKER_TOKENS,
-    ChatRequest,
-    CompletionRequest,
-    Generation,
-    Prompt,
-    SpeculativeConfig,
-)
 from orchestrator.errors import ContextExceeded, RequestError
 from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.protocol.packed_tokens import pack_tokens
@@ -81,7 +74,7 @@ class WrittenGrammar:
 
 
 def write_grammar(
-    request: CompletionRequest | ChatRequest,
+    request: wire.CompletionRequest | wire.ChatRequest,
     most_bytes: int,
     tokenizer: Tokenizer,
     answer_param: str = "response_format",
@@ -90,7 +83,7 @@ def write_grammar(
     'response_format'. Raises RequestError for schemas of more than `most_bytes`, and for one that cannot be kept to."""
     _refuse_large(request, most_bytes, answer_param)
     answer = _prepare_answer(request, answer_param)
-    if not isinstance(request, ChatRequest) or not request.offered:
+    if not isinstance(request, wire.ChatRequest) or not request.offered:
         return WrittenGrammar() if answer is None else _write("json_schema", json.dumps(answer.schema), [answer])
     bound = _prepare_tools(_list_bound(request))
     if not bound and answer is None:
@@ -128,10 +121,10 @@ def describe_size(what: str, size: int, most_bytes: int, param: str) -> RequestE
     )
 
 
-def _refuse_large(request: CompletionRequest | ChatRequest, most_bytes: int, answer_param: str) -> None:
+def _refuse_large(request: wire.CompletionRequest | wire.ChatRequest, most_bytes: int, answer_param: str) -> None:
     """Bound what is prepared as what comes of it is bounded."""
     answer = _find_answer(request)
-    tools = _list_bound(request) if isinstance(request, ChatRequest) else []
+    tools = _list_bound(request) if isinstance(request, wire.ChatRequest) else []
     for what, param, schemas in (
         ("schema", answer_param, [] if answer is None else [answer]),
         ("grammar", "tools", [tool.function.schema_of_arguments for tool in tools]),
@@ -144,16 +137,15 @@ def _refuse_large(request: CompletionRequest | ChatRequest, most_bytes: int, ans
             raise describe_size(what, size, most_bytes, param)
 
 
-def _list_bound(request: ChatRequest) -> Sequence[Tool]:
-    """Return the tools whose arguments have to keep to their schemas."""
+def _list_bound(request: wire.ChatRequest) -> Sequence[Tool]:
     return request.forced or [tool for tool in request.offered if tool.function.strict]
 
 
-def _find_answer(request: CompletionRequest | ChatRequest) -> Node | None:
+def _find_answer(request: wire.CompletionRequest | wire.ChatRequest) -> Node | None:
     return request.response_format.wanted_schema if request.response_format is not None else None
 
 
-def _prepare_answer(request: CompletionRequest | ChatRequest, param: str) -> PreparedSchema | None:
+def _prepare_answer(request: wire.CompletionRequest | wire.ChatRequest, param: str) -> PreparedSchema | None:
     schema = _find_answer(request)
     if schema is None:
         return None
@@ -191,15 +183,14 @@ class Translation:
     bounds: AcceptanceBounds
     clips: bool = False
 
-    def generation(self, request: CompletionRequest | ChatRequest, written: WrittenGrammar) -> list[Submit]:
-        """Translate a request as it came, each of its prompts. `written`: the grammar of its answer. Raises
-        RequestError."""
+    def generation(self, request: wire.CompletionRequest | wire.ChatRequest, written: WrittenGrammar) -> list[Submit]:
+        """Translate a request, each of its prompts. `written`: the grammar of its answer. Raises RequestError."""
         stores = self.bounds.choose_stores(request.draft_stores)
-        submits = [self.chat(request)] if isinstance(request, ChatRequest) else self.completions(request)
+        submits = [self.chat(request)] if isinstance(request, wire.ChatRequest) else self.completions(request)
         submits = [_bind_grammar(submit, request, written, self.tokenizer) for submit in submits]
         return submits if stores is None else [msgspec.structs.replace(submit, stores=stores) for submit in submits]
 
-    def completions(self, request: CompletionRequest) -> list[Submit]:
+    def completions(self, request: wire.CompletionRequest) -> list[Submit]:
         """Translate `/v1/completions`. Special tokens in a prompt are parsed, but for one that a suffix stands behind.
         Each prompt has the seed that it would have alone. Raises RequestError."""
         submits: list[Submit] = []
@@ -220,7 +211,7 @@ class Translation:
             submits.append(msgspec.structs.replace(submits[0], prompt=prompt, max_tokens=wanted, sampling=sampling))
         return submits
 
-    def chat(self, request: ChatRequest) -> Submit:
+    def chat(self, request: wire.ChatRequest) -> Submit:
         """Translate `/v1/chat/completions`; without a limit the answer may fill the context. Raises RequestError."""
         prompt = prompt_of(request, self.tokenizer)
         limit = request.max_completion_tokens or request.max_tokens
@@ -234,7 +225,7 @@ class Translation:
         prediction = _read_prediction(request.prediction, self.tokenizer, self.context_tokens)
         return msgspec.structs.replace(submit, prediction=prediction)
 
-    def _submit(self, request: CompletionRequest | ChatRequest, prompt: list[int], max_tokens: int) -> Submit:
+    def _submit(self, request: wire.CompletionRequest | wire.ChatRequest, prompt: list[int], max_tokens: int) -> Submit:
         sampling = self._sampling(request)
         wrong = next((t for t in request.stop_token_ids if not 0 <= t < self.tokenizer.vocabulary_size), None)
         if wrong is not None:
@@ -256,14 +247,16 @@ class Translation:
             timeout_s=request.timeout_s or 0.0,
             min_tokens=request.min_tokens,
             logprobs=request.wanted_logprobs,
-            prompt_logprobs=isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None,
-            route="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
+            prompt_logprobs=isinstance(request, wire.CompletionRequest)
+            and request.echo
+            and request.logprobs is not None,
+            route="/v1/chat/completions" if isinstance(request, wire.ChatRequest) else "/v1/completions",
             user=request.user,
             most_depth=override.most,
             policy_depth=bool(override.enabled),
         )
 
-    def _sampling(self, request: Generation) -> Sampling:
+    def _sampling(self, request: wire.Generation) -> Sampling:
         seed = self.make_seed() if request.seed is None else request.seed
         config = request.speculative_config
         return Sampling(
@@ -293,14 +286,14 @@ def _read_prediction(prediction: Prediction, tokenizer: Tokenizer, context_token
     return pack_tokens(tokens)
 
 
-def prompt_of(request: ChatRequest, tokenizer: Tokenizer) -> list[int]:
+def prompt_of(request: wire.ChatRequest, tokenizer: Tokenizer) -> list[int]:
     """Return the prompt of a chat as tokens. Raises RequestError."""
     return chat_prompt(request.messages, tokenizer, request.offered, keywords=request.template_keywords)
 
 
-def list_idle(request: CompletionRequest | ChatRequest, tokenizer: Tokenizer) -> list[str]:
+def list_idle(request: wire.CompletionRequest | wire.ChatRequest, tokenizer: Tokenizer) -> list[str]:
     """Return the fields of a request that this model's template does not look at, and those that no model knows."""
-    if not isinstance(request, ChatRequest):
+    if not isinstance(request, wire.ChatRequest):
         return []
     template_keywords = request.template_keywords
     idle = set(tokenizer.find_idle_keywords(template_keywords)) if template_keywords else set[str]()
@@ -350,9 +343,8 @@ def _explain(error: AdapterError, tokenizer: Tokenizer) -> str:
     return str(error) if is_failure(error) else f"the chat template refuses these messages: {error}"
 
 
-def _read_prompt(prompt: Prompt, tokenizer: Tokenizer, param: str, suffix: str) -> list[int]:
-    """Return a prompt as tokens; with a suffix, the one behind which what stands between the two is written. Raises
-    RequestError."""
+def _read_prompt(prompt: wire.Prompt, tokenizer: Tokenizer, param: str, suffix: str) -> list[int]:
+    """Return a prompt as tokens; with a suffix, that of what stands between the two. Raises RequestError."""
     if not isinstance(prompt, str):
         wrong = next((token for token in prompt if not 0 <= token < tokenizer.vocabulary_size), None)
         if wrong is not None:
@@ -369,9 +361,8 @@ def _read_prompt(prompt: Prompt, tokenizer: Tokenizer, param: str, suffix: str) 
     return ids
 
 
-def _list_fill_ends(request: CompletionRequest | ChatRequest, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return what ends a text that was filled in, beside the model's ends."""
-    marks = tokenizer.fill_tokens if isinstance(request, CompletionRequest) and request.suffix else None
+def _list_fill_ends(request: wire.CompletionRequest | wire.ChatRequest, tokenizer: Tokenizer) -> frozenset[int]:
+    marks = tokenizer.fill_tokens if isinstance(request, wire.CompletionRequest) and request.suffix else None
     return frozenset() if marks is None else marks.ends
 
 
@@ -383,14 +374,13 @@ def _check_fits(prompt: int, wanted: int, context: int, param: str, bound: str) 
         raise ContextExceeded(context, prompt, param=param, wanted_tokens=wanted, bound=bound)
 
 
-def _read_dry(request: Generation, tokenizer: Tokenizer) -> Dry | None:
-    """Return the penalty on repetitions that a request asks for; None where it asks for none."""
+def _read_dry(request: wire.Generation, tokenizer: Tokenizer) -> Dry | None:
     if not request.dry_multiplier or not request.dry_penalty_last_n:
         return None
     breakers = [breaker for text in request.dry_sequence_breakers for breaker in tokenizer.find_breakers(text)]
     size = sum(len(ids) + len(rest) for ids, rest in breakers)
-    if size > MAX_BREAKER_TOKENS:
-        why = f"they stand in {size} tokens, and {MAX_BREAKER_TOKENS} are taken: send fewer or shorter ones"
+    if size > wire.MAX_BREAKER_TOKENS:
+        why = f"they stand in {size} tokens, and {wire.MAX_BREAKER_TOKENS} are taken: send fewer or shorter ones"
         raise RequestError(f"'dry_sequence_breakers': {why}", param="dry_sequence_breakers")
     return Dry(
         multiplier=request.dry_multiplier,
@@ -401,7 +391,7 @@ def _read_dry(request: Generation, tokenizer: Tokenizer) -> Dry | None:
     )
 
 
-def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
+def _logit_bias(request: wire.Generation, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
     biases: dict[int, float] = {}
     for key, bias in request.logit_bias.items():
         if not (key.isdecimal() and key.isascii() and int(key) < vocabulary_size):
@@ -413,7 +403,7 @@ def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, f
 
 
 def _bind_grammar(
-    submit: Submit, request: CompletionRequest | ChatRequest, written: WrittenGrammar, tokenizer: Tokenizer
+    submit: Submit, request: wire.CompletionRequest | wire.ChatRequest, written: WrittenGrammar, tokenizer: Tokenizer
 ) -> Submit:
     """Bind an answer by its grammar. One that ignores the model's end takes it only where nothing else may follow: to
     a grammar it is the end of the text."""
@@ -426,7 +416,7 @@ def _bind_grammar(
     return msgspec.structs.replace(submit, grammar=written.grammar, sampling=sampling)
 
 
-def read_override(config: SpeculativeConfig | None, scope: Scope) -> Override:
+def read_override(config: wire.SpeculativeConfig | None, scope: Scope) -> Override:
     """Return the override that a `speculative_config` asks for. Without a method, fields that it lacks stay open."""
     if config is None:
         return Override(scope)

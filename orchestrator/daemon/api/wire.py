@@ -13,19 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.daemon.api.conversation import (
-    MAX_TOOLS,
-    Body,
-    Effort,
-    Message,
-    NamedChoice,
-    OfferedTool,
-    Prediction,
-    TemplateKeywords,
-    Tool,
-    ToolChoice,
-    collect_keywords,
-)
+from orchestrator.daemon.api import conversation
 from policies.sampling import Acceptance
 from policies.sampling.penalties import LEAST_REPETITION
 
@@ -174,7 +162,7 @@ def describe_refusal(key: str) -> str:
     return f"'{key}' is not supported" + (f": {way_out}" if way_out else "; leave it out")
 
 
-class StreamOptions(Body):
+class StreamOptions(conversation.Body):
     """`include_usage`: a last chunk carries the usage; with `continuous_usage_stats` every chunk does, of its choice so
     far. `include_obfuscation` is accepted and not used."""
 
@@ -183,7 +171,7 @@ class StreamOptions(Body):
     include_obfuscation: bool = False
 
 
-class SpeculativeConfig(Body):
+class SpeculativeConfig(conversation.Body):
     """Speculation of one request. `method`: "off" is plain decoding, "auto" leaves the depth to the policy.
     `num_speculative_tokens` fixes the depth, and `max_speculative_tokens` bounds the policy's choice. `acceptance` is
     the rule by which drafts become output."""
@@ -201,7 +189,7 @@ class SpeculativeConfig(Body):
         return self
 
 
-class JsonSchema(Body):
+class JsonSchema(conversation.Body):
     """A named schema. `strict` is accepted in either value: the output always keeps to the schema."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
@@ -210,7 +198,7 @@ class JsonSchema(Body):
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
+class ResponseFormat(conversation.Body):
     """What the text of an answer must be. `strict` belongs to the schema, and some clients put it here."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -236,7 +224,7 @@ class ResponseFormat(Body):
         return self
 
 
-class Sampled(Body):
+class Sampled(conversation.Body):
     """What every route that generates shares. `harmless` fields are accepted and not used; of `not_supported` ones only
     the values that ask for nothing are. `ways_out`: what to send instead of fields of other servers."""
 
@@ -408,18 +396,18 @@ class CompletionRequest(Generation):
 class ChatRequest(Generation):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[conversation.Message] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    tools: list[OfferedTool] = Field(default=[], max_length=MAX_TOOLS)
-    tool_choice: ToolChoice = "auto"
+    tools: list[conversation.OfferedTool] = Field(default=[], max_length=conversation.MAX_TOOLS)
+    tool_choice: conversation.ToolChoice = "auto"
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
-    prediction: Prediction | None = None
-    reasoning_effort: Effort | None = None
+    prediction: conversation.Prediction | None = None
+    reasoning_effort: conversation.Effort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    chat_template_kwargs: TemplateKeywords = Field(default={})
+    chat_template_kwargs: conversation.TemplateKeywords = Field(default={})
     chat_template: str = ""
     """Stands for the model's own, where the operator allows that."""
     reasoning_format: Literal["auto", "none", "deepseek"] = "auto"
@@ -428,17 +416,17 @@ class ChatRequest(Generation):
     @property
     def template_keywords(self) -> dict[str, Any]:
         """What the chat template is told beside messages and tools."""
-        return collect_keywords(self.reasoning_effort, self.chat_template_kwargs)
+        return conversation.collect_keywords(self.reasoning_effort, self.chat_template_kwargs)
 
     @property
-    def offered(self) -> list[Tool]:
+    def offered(self) -> list[conversation.Tool]:
         """The tools that the model is told of; none where `tool_choice` says so."""
         return [] if self.tool_choice == "none" else self.tools
 
     @property
-    def forced(self) -> list[Tool]:
+    def forced(self) -> list[conversation.Tool]:
         """The tools of which one must be called; [] where the answer may be text."""
-        if isinstance(self.tool_choice, NamedChoice):
+        if isinstance(self.tool_choice, conversation.NamedChoice):
             named = self.tool_choice.function.name
             return [tool for tool in self.tools if tool.function.name == named]
         return self.tools if self.tool_choice == "required" else []
@@ -450,7 +438,7 @@ class ChatRequest(Generation):
             raise PydanticCustomError("tools", "two of the tools have one name", {"field": "tools"})
         if self.tool_choice == "required" and not names:
             raise PydanticCustomError("tools", "'tool_choice' needs 'tools' to choose from", {"field": "tool_choice"})
-        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
+        if isinstance(self.tool_choice, conversation.NamedChoice) and self.tool_choice.function.name not in names:
             text = "'tool_choice' names a function that is not among the tools"
             raise PydanticCustomError("tools", text, {"field": "tool_choice"})
         return self

@@ -33,14 +33,7 @@ from orchestrator.daemon.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
 from orchestrator.errors import ConfigError, WorkerError
 from orchestrator.fitting.precision import variant
 from orchestrator.fitting.worker_options import read_static_shapes
-from orchestrator.launch.ray_settings import (
-    JOB_LIBRARIES,
-    JOB_SERVER_WAY_OUT,
-    WAY_OUT,
-    find_bind_problem,
-    find_head_problem,
-    require_token,
-)
+from orchestrator.launch import ray_settings
 from orchestrator.machine.devices import effective_device
 from policies.models.quantization import AS_FILE, PrecisionRequest, list_unmet
 
@@ -61,6 +54,8 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
     missing = [_refuse(path, lines, place, text) for place, text in _list_missing_libraries(config)]
     for load in _list_loads(config):
         place = (*load.place, "device")
+        if AUTO in (load.adapter, load.device):  # a plan says where it is loaded
+            continue
         if not load.here:
             checked.append(f"not {format_place(place)}: it is for another host")
             continue
@@ -105,9 +100,11 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
 def _list_missing_libraries(config: ClusterConfig) -> Iterator[tuple[Place, str]]:
     """Return the keys that need libraries which are not installed, with the command that installs them."""
     if config.cluster.on_ray and not _is_installed("ray"):
-        yield ("cluster", "runtime"), f"Ray is not installed: {WAY_OUT}"
-    if config.cluster.job_server and (names := [library for library in JOB_LIBRARIES if not _is_installed(library)]):
-        yield ("cluster", "job_server"), f"{', '.join(names)} not installed: {JOB_SERVER_WAY_OUT}"
+        yield ("cluster", "runtime"), f"Ray is not installed: {ray_settings.WAY_OUT}"
+    if config.cluster.job_server and (
+        names := [library for library in ray_settings.JOB_LIBRARIES if not _is_installed(library)]
+    ):
+        yield ("cluster", "job_server"), f"{', '.join(names)} not installed: {ray_settings.JOB_SERVER_WAY_OUT}"
     if config.tracing.endpoint and not _is_installed(OTEL_LIBRARY):
         yield ("tracing", "endpoint"), f"{OTEL_LIBRARY} is not installed: {INSTALL_OTEL}, or leave tracing out"
 
@@ -126,15 +123,15 @@ def _list_ray_problems(config: ClusterConfig) -> Iterator[tuple[Place, str]]:
         return
     key = "address" if cluster.address else "job_server"
     if cluster.head:
-        if why := find_bind_problem(cluster.address):
+        if why := ray_settings.find_bind_problem(cluster.address):
             yield ("cluster", "address"), f"{why}; with cluster.head it is one of this machine's addresses"
         return
     if cluster.auth == "token" and (cluster.address or cluster.job_server):
         try:
-            require_token(cluster.address, os.environ)
+            ray_settings.require_token(cluster.address, os.environ)
         except WorkerError as error:
             yield ("cluster", key), str(error)
-    if cluster.address and (why := find_head_problem(cluster.address)):
+    if cluster.address and (why := ray_settings.find_head_problem(cluster.address)):
         text = f"{why}. Start Ray there (`ray start --head`), or name the address of its head"
         yield ("cluster", "address"), text
 
@@ -168,11 +165,6 @@ class _Load:
 
 
 def _list_loads(config: ClusterConfig) -> Iterator[_Load]:
-    """Return what is loaded where cluster.yaml says, and not where a plan does."""
-    return (load for load in _list_all_loads(config) if AUTO not in (load.adapter, load.device))
-
-
-def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
     elsewhere = config.cluster.across_hosts
     for target in config.targets:
         model = target.model

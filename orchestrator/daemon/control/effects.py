@@ -14,23 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from orchestrator.clock import Clock
-from orchestrator.daemon.control.actions import (
-    Action,
-    AskPages,
-    Deliver,
-    DropPages,
-    EndStream,
-    FinishRetune,
-    FinishRollout,
-    LogLine,
-    Notify,
-    Send,
-    Settle,
-    StartWorker,
-    StopWorker,
-    TellGauges,
-    WakeAfter,
-)
+from orchestrator.daemon.control import actions
 from orchestrator.daemon.control.event_log import log_changes
 from orchestrator.daemon.control.events import ControlEvent, Woke
 from orchestrator.daemon.control.replicas.replicas import has_lost_model
@@ -125,47 +109,47 @@ class Effects:
         await self.supervisor.wait_ended()
         self.memories.close()
 
-    def carry_out(self, actions: Sequence[Action]) -> None:
-        for action in actions:
+    def carry_out(self, decided: Sequence[actions.Action]) -> None:
+        for action in decided:
             self._do(action)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: actions.Action) -> None:
         match action:
-            case Send(worker, Retune(options)):
+            case actions.Send(worker, Retune(options)):
                 self.supervisor.send(worker, Retune(self._state.identities.pin_options(options)))
-            case Send(worker, command):
+            case actions.Send(worker, command):
                 self.supervisor.send(worker, command)
-            case AskPages(worker, key, sent_id, most_bytes, link):
+            case actions.AskPages(worker, key, sent_id, most_bytes, link):
                 memory = self.memories.create(key, most_bytes) if link is None else SharedMemory("", key, 0)
                 self.supervisor.send(worker, MoveOut(sent_id, memory, link))
-            case DropPages(key):
+            case actions.DropPages(key):
                 self.memories.remove(key)
-            case Deliver(key, delta):
+            case actions.Deliver(key, delta):
                 self._hand_over(key, delta, ends=bool(delta.finish))
-            case EndStream(key, error):
+            case actions.EndStream(key, error):
                 self._hand_over(key, error, ends=True)
-            case StartWorker():
+            case actions.StartWorker():
                 self.supervisor.start(action)
-            case StopWorker():
+            case actions.StopWorker():
                 self.supervisor.stop(action)
-            case LogLine(level, text, values):
+            case actions.LogLine(level, text, values):
                 _log.log(_LEVELS[level.upper()], text, *values)
             case _:
                 self._tell(action)
 
-    def _tell(self, action: Action) -> None:
+    def _tell(self, action: actions.Action) -> None:
         match action:
-            case Settle():
+            case actions.Settle():
                 self._settle()
-            case WakeAfter(after_s):
+            case actions.WakeAfter(after_s):
                 asyncio.get_running_loop().call_later(after_s, self._post, Woke())
-            case FinishRollout(engines, error):
+            case actions.FinishRollout(engines, error):
                 _answer(self.changed, list(engines), error)
-            case FinishRetune(error):
+            case actions.FinishRetune(error):
                 _answer(self.retuned, None, error)
-            case TellGauges(replica, before, now):
+            case actions.TellGauges(replica, before, now):
                 log_changes(replica, before, now)
-            case Notify(event):
+            case actions.Notify(event):
                 self.observers.notify(event)
             case _:
                 self.observers.notify(action)

@@ -7,16 +7,8 @@ from dataclasses import replace
 
 import msgspec
 
+from orchestrator.daemon.control import port
 from orchestrator.daemon.control.operator_desk import OperatorDesk
-from orchestrator.daemon.control.port import (
-    DraftStoreView,
-    PlanView,
-    RecentOutputsView,
-    ReplicaView,
-    ScaleView,
-    StateView,
-    UnmetWish,
-)
 from orchestrator.daemon.control.replicas.replicas import Replica, unlike_all
 from orchestrator.daemon.control.replicas.shortfall import judge_cluster, judge_workers
 from orchestrator.daemon.control.state import DRAINING, FAILED, READY, STARTING, add_totals, whole
@@ -41,12 +33,12 @@ class StateViews:
     `preparing`: what goes on before there is anything to start, or why nothing ever serves (`given_up`)."""
 
     def __init__(self, state: State, cluster: Cluster, desk: OperatorDesk, started_s: float) -> None:
-        self.plan_view: Callable[[Sequence[ReplicaView]], PlanView] | None = None
+        self.plan_view: Callable[[Sequence[port.ReplicaView]], port.PlanView] | None = None
         self.expect_load_s: Callable[[int], float] = lambda _engine: 0.0
-        self.list_unmet: Callable[[], Sequence[UnmetWish]] = tuple
-        self.scale_view: Callable[[], ScaleView] | None = None
-        self.draft_store_view: Callable[[], DraftStoreView] | None = None
-        self.recent_outputs_view: Callable[[], RecentOutputsView] | None = None
+        self.list_unmet: Callable[[], Sequence[port.UnmetWish]] = tuple
+        self.scale_view: Callable[[], port.ScaleView] | None = None
+        self.draft_store_view: Callable[[], port.DraftStoreView] | None = None
+        self.recent_outputs_view: Callable[[], port.RecentOutputsView] | None = None
         self.explain_unserved: Callable[[Ready], str] = lambda _ready: ""
         self.count_unread: Callable[[], int] = lambda: 0
         self.preparing = "the workers are being planned"
@@ -56,9 +48,9 @@ class StateViews:
         self._cluster = cluster
         self._desk = desk
         self._started_s = started_s
-        self._seen: tuple[tuple[int, bool, bool], float, StateView] | None = None
+        self._seen: tuple[tuple[int, bool, bool], float, port.StateView] | None = None
 
-    def show(self, now_s: float) -> StateView:
+    def show(self, now_s: float) -> port.StateView:
         """Return the state. Of very many replicas it is put together once a second, and when one comes or goes."""
         state = self._state
         if state.fleet.candidates is None:
@@ -69,13 +61,12 @@ class StateViews:
             self._seen = (key, now_s, self.build_view(now_s))
         return self._seen[2]
 
-    def build_view(self, now_s: float) -> StateView:
-        """Return the state as it is now."""
+    def build_view(self, now_s: float) -> port.StateView:
         state = self._state
         serving, uptime_s = state.replicas.serving, now_s - self._started_s
         if not serving or self.given_up:
             phase = DRAINING if state.draining else FAILED if self.given_up else STARTING
-            return StateView(
+            return port.StateView(
                 *(phase, self.preparing, "", self._cluster.runtime, None, None),
                 uptime_s=uptime_s,
                 devices=state.loads.view(now_s),
@@ -127,7 +118,7 @@ class StateViews:
         kept = describe_held(shown) if shown.phase == READY else ""
         return replace(shown, detail=kept) if kept else shown
 
-    def _tell_whether_it_serves(self, view: StateView) -> StateView:
+    def _tell_whether_it_serves(self, view: port.StateView) -> port.StateView:
         """Return the view with the phase that requests meet: ready where they are served, and at no other time."""
         coming = self._state.rollout.list_coming() if view.phase == FAILED else []
         if coming:
@@ -136,7 +127,7 @@ class StateViews:
         why = self.explain_unserved(view.ready) if view.phase == READY and view.ready is not None else ""
         return replace(view, phase=STARTING, detail=why) if why else view
 
-    def _view_replica(self, replica: Replica, now_s: float) -> ReplicaView:
+    def _view_replica(self, replica: Replica, now_s: float) -> port.ReplicaView:
         live = self._state.streams.counts[replica.name]
         silent_s = now_s - max(replica.life.heard_s, replica.busy_s)
         ready = replica.state.ready

@@ -10,16 +10,7 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from orchestrator.daemon.api import errors
-from orchestrator.daemon.api.batches.records import (
-    BatchList,
-    BatchObject,
-    BatchRecord,
-    CreateBatch,
-    FileDeleted,
-    FileList,
-    FileObject,
-    FileRecord,
-)
+from orchestrator.daemon.api.batches import records
 from orchestrator.daemon.api.batches.service import INPUT_PURPOSE, BatchService
 from orchestrator.daemon.api.batches.uploads import receive_form
 from orchestrator.daemon.api.body_bounds import unpack_stream
@@ -31,7 +22,7 @@ if TYPE_CHECKING:  # it imports us
     from orchestrator.daemon.api.app import ApiRoutes
 
 MAX_METADATA = 16  # OpenAI's
-_Record = TypeVar("_Record", FileRecord, BatchRecord)
+_Record = TypeVar("_Record", records.FileRecord, records.BatchRecord)
 _Limit = Annotated[int, Query(ge=1, le=10_000)]
 _FORM = {
     "required": True,
@@ -55,7 +46,7 @@ def install_batch_routes(app: FastAPI, service: BatchService | None, reader: Api
 
 
 def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
-    uploading = operation(None, FileObject, statuses=(400, 401, 404, 408, 413, 415, 429, 500, 507))
+    uploading = operation(None, records.FileObject, statuses=(400, 401, 404, 408, 413, 415, 429, 500, 507))
     uploading["openapi_extra"] = {"requestBody": _FORM}
 
     @app.post("/v1/files", **uploading)
@@ -69,7 +60,7 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
             record = await asyncio.to_thread(receiving.keep, _owner(request), name or "", INPUT_PURPOSE)
         return JSONResponse(record.show())
 
-    @app.get("/v1/files", **operation(None, FileList, statuses=(400, 401, 404)))
+    @app.get("/v1/files", **operation(None, records.FileList, statuses=(400, 401, 404)))
     async def list_files(
         request: Request,
         purpose: str = "",
@@ -81,11 +72,11 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
         mine = [file for file in files if file.owner == _owner(request) and purpose in ("", file.purpose)]
         return _page(mine, after, limit, newest_first=order == "desc")
 
-    @app.get("/v1/files/{file_id}", **operation(None, FileObject, statuses=(401, 404)))
+    @app.get("/v1/files/{file_id}", **operation(None, records.FileObject, statuses=(401, 404)))
     async def find_file(request: Request, file_id: str) -> Response:
         return JSONResponse(_require(service).store.find_file(file_id, _owner(request)).show())
 
-    @app.delete("/v1/files/{file_id}", **operation(None, FileDeleted, statuses=(401, 404, 409)))
+    @app.delete("/v1/files/{file_id}", **operation(None, records.FileDeleted, statuses=(401, 404, 409)))
     async def delete_file(request: Request, file_id: str) -> Response:
         _require(service).store.delete_file(file_id, _owner(request))
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
@@ -101,23 +92,28 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
 
 
 def _install_batch_routes(app: FastAPI, service: BatchService | None, reader: ApiRoutes) -> None:
-    @app.post("/v1/batches", **operation(CreateBatch, BatchObject, statuses=(400, 401, 404, 413, 415, 429, 500, 507)))
+    @app.post(
+        "/v1/batches",
+        **operation(records.CreateBatch, records.BatchObject, statuses=(400, 401, 404, 413, 415, 429, 500, 507)),
+    )
     async def create_batch(request: Request) -> Response:
         batches = _require(service)
-        body: CreateBatch = await reader.do_with_body(request, lambda raw: errors.parse_body(CreateBatch, raw))
+        body: records.CreateBatch = await reader.do_with_body(
+            request, lambda raw: errors.parse_body(records.CreateBatch, raw)
+        )
         _check_metadata(body.metadata)
         return JSONResponse(batches.create(body, _owner(request)).show())
 
-    @app.get("/v1/batches", **operation(None, BatchList, statuses=(400, 401, 404)))
+    @app.get("/v1/batches", **operation(None, records.BatchList, statuses=(400, 401, 404)))
     async def list_batches(request: Request, after: str = "", limit: _Limit = 20) -> Response:
         batches = _require(service).store.batches.values()
         return _page([batch for batch in batches if batch.owner == _owner(request)], after, limit, newest_first=True)
 
-    @app.get("/v1/batches/{batch_id}", **operation(None, BatchObject, statuses=(401, 404)))
+    @app.get("/v1/batches/{batch_id}", **operation(None, records.BatchObject, statuses=(401, 404)))
     async def find_batch(request: Request, batch_id: str) -> Response:
         return JSONResponse(_require(service).store.find_batch(batch_id, _owner(request)).show())
 
-    @app.post("/v1/batches/{batch_id}/cancel", **operation(None, BatchObject, statuses=(401, 404, 409, 429)))
+    @app.post("/v1/batches/{batch_id}/cancel", **operation(None, records.BatchObject, statuses=(401, 404, 409, 429)))
     async def cancel_batch(request: Request, batch_id: str) -> Response:
         return JSONResponse(_require(service).cancel(batch_id, _owner(request)).show())
 
@@ -153,9 +149,9 @@ def _check_metadata(metadata: dict[str, str] | None) -> None:
         raise RequestError(text, code="invalid_value", param="metadata")
 
 
-def _page(records: Sequence[_Record], after: str, limit: int, *, newest_first: bool) -> Response:
+def _page(known: Sequence[_Record], after: str, limit: int, *, newest_first: bool) -> Response:
     """Return a page in OpenAI's shape: `limit` records behind the one that is named `after`. Raises RequestError."""
-    ordered = list(reversed(records)) if newest_first else list(records)
+    ordered = list(reversed(known)) if newest_first else list(known)
     if after:
         places = [index for index, record in enumerate(ordered) if record.id == after]
         if not places:

@@ -14,19 +14,7 @@ from orchestrator.daemon.api.body_bounds import BodyBudget
 from orchestrator.daemon.api.connections import Connections
 from orchestrator.daemon.api.metrics.request_timing import MOST_SAMPLES, WINDOW_S, Recent, RequestTotals, SequenceTiming
 from orchestrator.daemon.api.metrics.series import Figures, Reading, counter, gauge, histogram
-from orchestrator.daemon.control.port import (
-    PROMOTED,
-    ROLLED_BACK,
-    TRIAL,
-    DraftStoreView,
-    KvMoveTotals,
-    PlanView,
-    RecentOutputsView,
-    ResidencyView,
-    ScaleView,
-    StateView,
-    TrialView,
-)
+from orchestrator.daemon.control import port
 from orchestrator.daemon.control.replicas.shortfall import count_out, list_wanted
 from orchestrator.daemon.journal.standing import PROBLEM_KINDS, JournalView
 from orchestrator.daemon.tracing.port import ExportCounts
@@ -143,7 +131,7 @@ LOSSES: Final[Figures[Mapping[str, int]]] = (
     counter("worker_losses", "Workers that were lost, by how.", lambda kinds: kinds, "kind"),
 )
 RESTARTS: Final[Figures[int]] = (counter("worker_restarts", "Restarts of the worker since the daemon started.", int),)
-KV_MOVES: Final[Figures[KvMoveTotals]] = (
+KV_MOVES: Final[Figures[port.KvMoveTotals]] = (
     counter("kv_moves", "Streams that were moved by plan, by what became of their KV.",
             lambda moves: {"pages": moves.pages, "recomputed": moves.recomputed}, "how"),
     counter("kv_moved_bytes", "Pages of KV caches that went along with streams.", lambda moves: moves.bytes),
@@ -192,12 +180,12 @@ MEMORY: Final[Figures[tuple[int, int]]] = (
 )
 
 
-def _measure_misprediction(plan: PlanView) -> float:
+def _measure_misprediction(plan: port.PlanView) -> float:
     known = [ratio for ratio in (plan.ratio, *plan.corrections) if ratio > 0.0]
     return max((max(ratio, 1.0 / ratio) for ratio in known), default=1.0)
 
 
-PLAN: Final[Figures[PlanView]] = (
+PLAN: Final[Figures[port.PlanView]] = (
     gauge("plan_predicted_tokens_per_second", "Output tokens a second that it predicts.",
             lambda plan: plan.predicted_tokens_per_s),
     gauge("plan_measured_tokens_per_second", "Output tokens a second of rounds that decode.",
@@ -212,10 +200,10 @@ PLAN: Final[Figures[PlanView]] = (
     gauge("plan_predicted_joules_per_token", "Energy of an output token that it predicts.",
             lambda plan: plan.predicted_joules_per_token or None),
 )
-SCALE: Final[Figures[ScaleView]] = (
+SCALE: Final[Figures[port.ScaleView]] = (
     gauge("replicas_wanted", "Replicas that load asks for.", lambda scaling: scaling.wanted),
 )
-RESIDENCY: Final[Figures[ResidencyView]] = (
+RESIDENCY: Final[Figures[port.ResidencyView]] = (
     gauge("model_state", "1 for the state that a model is in.", lambda now: {now.state: 1}, "state"),
     gauge("model_waiting_requests", "Requests that wait for their model to be loaded.", lambda now: now.waiting),
     gauge("model_load_seconds", "Time of the last load of a model that requests load.",
@@ -224,7 +212,7 @@ RESIDENCY: Final[Figures[ResidencyView]] = (
     counter("model_failed_loads", "Loads of such a model that came to nothing.", lambda now: now.failed_loads),
     counter("model_unloads", "Times that such a model was unloaded.", lambda now: now.unloads, "why"),
 )
-HEALTH: Final[Figures[StateView]] = (
+HEALTH: Final[Figures[port.StateView]] = (
     gauge("part_health", "1 for the state that a part is in.",
             lambda view: {(part.kind, part.name, part.state): 1 for part in view.health}, "kind", "name", "state"),
     gauge("replicas_planned", "Replicas that are to serve.", lambda view: len(list_wanted(view))),
@@ -270,7 +258,7 @@ DEVICE: Final[Figures[DeviceLoad]] = (
     gauge("device_slowed", "1 while a device lowers its clocks.",
             lambda load: bool(load.slowed_by) if _has_faults(load) else None),
 )
-DRAFT_STORE: Final[Figures[DraftStoreView]] = (
+DRAFT_STORE: Final[Figures[port.DraftStoreView]] = (
     gauge("draft_store_up", "1 while the draft store works, 0 while it counts as away.",
             lambda store: store.state == "ok"),
     gauge("draft_store_waiting", "Answers that wait to be written.", lambda store: store.waiting),
@@ -284,7 +272,7 @@ DRAFT_STORE: Final[Figures[DraftStoreView]] = (
     counter("draft_store_bytes", "Bytes of values.",
             lambda store: {"read": store.read_bytes, "written": store.written_bytes}, "direction"),
 )
-RECENT_OUTPUTS: Final[Figures[RecentOutputsView]] = (
+RECENT_OUTPUTS: Final[Figures[port.RecentOutputsView]] = (
     gauge("recent_outputs_tokens", "Tokens of users' last answers that are remembered.", lambda recent: recent.tokens),
     counter("recent_outputs_requests", "Requests that got some of them.", lambda recent: recent.given),
 )
@@ -341,7 +329,7 @@ VARIANT: Final[Figures[RequestTotals]] = (
 )
 
 
-def _read_variants(view: TrialView, name: str) -> Reading:
+def _read_variants(view: port.TrialView, name: str) -> Reading:
     known = {variant: getattr(figures, name) for variant, figures in view.arms.items()}
     return {
         (variant, at): value
@@ -351,7 +339,7 @@ def _read_variants(view: TrialView, name: str) -> Reading:
     }
 
 
-TRIALS: Final[Figures[TrialView]] = (
+TRIALS: Final[Figures[port.TrialView]] = (
     gauge("arm_ttft_ms", "Mean TTFT of the trial, and its 95 % interval.", lambda view: _read_variants(view, "ttft_ms"),
             "arm", "at"),
     gauge("arm_tpot_ms", "Mean TPOT of the trial, and its 95 % interval.", lambda view: _read_variants(view, "tpot_ms"),
@@ -362,7 +350,7 @@ TRIALS: Final[Figures[TrialView]] = (
             lambda view: _read_variants(view, "agreement"), "arm", "at"),
     gauge("canary_share", "Share of the requests that the canary gets now.", lambda view: view.effective_share),
     gauge("canary_phase", "1 for the phase that the canary is in.",
-            lambda view: {phase: view.phase == phase for phase in (TRIAL, PROMOTED, ROLLED_BACK)}, "phase"),
+            lambda view: {name: view.phase == name for name in (port.TRIAL, port.PROMOTED, port.ROLLED_BACK)}, "phase"),
 )
 
 

@@ -13,14 +13,7 @@ from typing import Any, Final, TypeVar
 from device_profiles.device_load import DeviceLoad
 from orchestrator.clock import Clock
 from orchestrator.config.placement import PlacementSection
-from orchestrator.daemon.control.actions import (
-    TellHealth,
-    TellLacking,
-    TellLoads,
-    TellRefused,
-    TellStarved,
-    TellUseless,
-)
+from orchestrator.daemon.control import actions
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.loops.load_watch import LoadWatch
 from orchestrator.daemon.control.loops.plan_choice import refuse_crowding, refuse_idle_growth, weigh_move
@@ -88,12 +81,12 @@ class PlanKeeper:
         self._waiting: dict[str, tuple[asyncio.Task[None], bool]] = {}  # who makes a plan, by what for, behind a pause
         self.hears: Mapping[type, Callable[[Any], None]] = {
             RoundReport: self.observe_round,
-            TellHealth: lambda event: self.observe_health(event.unwell),
-            TellLoads: self.observe_loads,
-            TellLacking: self.observe_lacking,
-            TellRefused: self.observe_refused,
-            TellStarved: self.observe_starved,
-            TellUseless: self.observe_useless,
+            actions.TellHealth: lambda event: self.observe_health(event.unwell),
+            actions.TellLoads: self.observe_loads,
+            actions.TellLacking: self.observe_lacking,
+            actions.TellRefused: self.observe_refused,
+            actions.TellStarved: self.observe_starved,
+            actions.TellUseless: self.observe_useless,
         }
 
     def set_places(self, engines: Sequence[int]) -> None:
@@ -222,27 +215,25 @@ class PlanKeeper:
         self._first = planned
         self._plan_soon(partial(self._plan_because, "more was measured"), "plan by profiles")
 
-    def observe_lacking(self, event: TellLacking) -> None:
-        """Plan again at once without a runtime that a host lacks."""
+    def observe_lacking(self, event: actions.TellLacking) -> None:
         if self._obstacles.note_lacking(self._first, event):
             self._take_first(self._first)
             self._plan_soon(self._plan_without, _WITHOUT)
 
-    def observe_refused(self, event: TellRefused) -> None:
+    def observe_refused(self, event: actions.TellRefused) -> None:
         """Plan again at once without a runtime on a device where a worker of this plan will never serve. It is tried
         again after a reload that changes how workers are started."""
         if self._obstacles.note_refused(self._first, event, (*self._running.targets, *self._coming)):
             self._take_first(self._first)
             self._plan_soon(self._plan_without, _WITHOUT)
 
-    def observe_starved(self, event: TellStarved) -> None:
-        """Plan again by the memory that is free now: others have what a worker of this plan was to have."""
+    def observe_starved(self, event: actions.TellStarved) -> None:
         places = find_places(self._first, event.spec)
         if places and leave_name(event.spec) in map(leave_name, self._running.targets):
             reason = f"no worker finds memory on {', '.join(sorted(device for device, _ in places))}"
             self._plan_soon(partial(self._plan_because, reason, places), "plan by free memory", pauses=True)
 
-    def observe_useless(self, event: TellUseless) -> None:
+    def observe_useless(self, event: actions.TellUseless) -> None:
         """Plan again at once without a draft model that helps nobody. Its device is free for a replica, where that
         pays. It may be planned with again once fewer requests come at once, or others behind its rest."""
         now_s = self._clock.monotonic_s()
@@ -250,7 +241,7 @@ class PlanKeeper:
             reason = f"draft {event.spec.name} rests, as {event.why}"
             self._plan_soon(partial(self._plan_because, reason), "plan without a draft")
 
-    def observe_loads(self, loads: TellLoads) -> None:
+    def observe_loads(self, loads: actions.TellLoads) -> None:
         """Devices were sampled: judge the rounds that ran meanwhile, and plan again where other programs take another
         share of a device than was planned with, for long."""
         now_s = self._clock.monotonic_s()

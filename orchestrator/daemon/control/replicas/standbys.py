@@ -12,16 +12,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from orchestrator.daemon.control import events
 from orchestrator.daemon.control.actions import Action, LogLine, WakeAfter
 from orchestrator.daemon.control.drafts.draft_workers import DraftWorkers
-from orchestrator.daemon.control.events import (
-    StandbySpec,
-    WorkerEnded,
-    WorkerEnding,
-    WorkerEvent,
-    WorkerSaid,
-    WorkerStarted,
-)
 from orchestrator.daemon.control.health.health import HealthBoard, list_parts
 from orchestrator.daemon.control.port import Totals
 from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas, unlike_all
@@ -50,7 +43,7 @@ SAME, OTHER = "same", "other"
 class _Standby:
     """`called`: an operator wants it to serve, whether the target does or not."""
 
-    wanted: StandbySpec
+    wanted: events.StandbySpec
     engine: int
     replica: Replica | None = None
     preparing: WorkerLife | None = None
@@ -75,9 +68,8 @@ class Standbys:
         self._changed_s = 0.0
         self._look_at_s = float("inf")
 
-    def choose(self, wanted: Sequence[StandbySpec], rules: FailoverRules, now_s: float) -> list[Action]:
-        """Have these standbys from now on. One that is wanted already stays as it is. One that is not wanted any more
-        gives back what it has first."""
+    def choose(self, wanted: Sequence[events.StandbySpec], rules: FailoverRules, now_s: float) -> list[Action]:
+        """Have these standbys from now on. Those wanted already stay; those not wanted give back what they have."""
         self.rules = rules
         kept: list[_Standby] = []
         left = list(self._all)
@@ -100,17 +92,17 @@ class Standbys:
         lives = (standby.preparing for standby in self._all)
         return next((life for life in lives if life is not None and life.number == worker), None)
 
-    def observe_preparing(self, life: WorkerLife, event: WorkerEvent, now_s: float) -> list[Action]:
+    def observe_preparing(self, life: WorkerLife, event: events.WorkerEvent, now_s: float) -> list[Action]:
         match event:
-            case WorkerStarted():
+            case events.WorkerStarted():
                 return life.observe_start(event.where, now_s)
-            case WorkerSaid():
+            case events.WorkerSaid():
                 actions = life.observe_event(event.event, now_s)
                 return [*actions, *(life.close() if isinstance(event.event, Finished) else [])]
-            case WorkerEnding():
+            case events.WorkerEnding():
                 life.observe_ending()
                 return []
-            case WorkerEnded():
+            case events.WorkerEnded():
                 loss = life.observe_end(event.cause, event.kind, now_s, hopeless=True)
                 if not loss.failure:
                     return list(loss.actions)

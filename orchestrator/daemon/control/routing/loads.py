@@ -17,15 +17,7 @@ from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.control.actions import Action, LogLine
 from orchestrator.daemon.control.port import DeviceView
 from orchestrator.protocol.contract import WorkerSpec
-from policies.serving.device_load import (
-    ALONE,
-    Stretch,
-    counts,
-    describe_heat,
-    find_usable_share,
-    predict_stretch,
-    smooth_load,
-)
+from policies.serving import device_load
 
 # ADR 0057: half of a device counts with the second sample, and is gone with the sixth behind its end.
 SMOOTHING: Final = 0.3
@@ -46,14 +38,14 @@ class _Kept:
     counted: bool
     counted_cores: frozenset[int]
     hot: str
-    stretches: dict[tuple[int, ...], Stretch] = field(default_factory=dict, compare=False)
+    stretches: dict[tuple[int, ...], device_load.Stretch] = field(default_factory=dict, compare=False)
 
-    def predict_stretch(self, cores: Sequence[int]) -> Stretch:
+    def predict_stretch(self, cores: Sequence[int]) -> device_load.Stretch:
         """Return by how much longer work takes on these cores, or on all, than alone."""
         key = tuple(cores)
         stretch = self.stretches.get(key)
         if stretch is None:
-            stretch = self.stretches[key] = predict_stretch(self.find_counted(cores), self.hot)
+            stretch = self.stretches[key] = device_load.predict_stretch(self.find_counted(cores), self.hot)
         return stretch
 
     def find_counted(self, cores: Sequence[int]) -> CoreLoad | None:
@@ -68,7 +60,7 @@ class _Kept:
     def find_lost_share(self) -> float:
         """Return the share of the whole device that work on it has to do without."""
         share = self.mean.find_share() if self.counted else None
-        return 1.0 - find_usable_share(share) if share is not None else 0.0
+        return 1.0 - device_load.find_usable_share(share) if share is not None else 0.0
 
 
 class LoadBoard:
@@ -136,16 +128,16 @@ class LoadBoard:
     def samples(self, device: str) -> bool:
         return device in self._kept
 
-    def predict_stretch(self, spec: WorkerSpec) -> Stretch:
+    def predict_stretch(self, spec: WorkerSpec) -> device_load.Stretch:
         """Return by how much longer a worker of this spec takes on its device, and on its cores, than alone."""
         kept = self._kept.get(name_device(spec)) if self._kept else None
-        return kept.predict_stretch(spec.cores) if kept is not None else ALONE
+        return kept.predict_stretch(spec.cores) if kept is not None else device_load.ALONE
 
-    def find_share(self, device: str, cores: Sequence[int]) -> tuple[Stretch, float]:
+    def find_share(self, device: str, cores: Sequence[int]) -> tuple[device_load.Stretch, float]:
         """Return by how much longer work takes on these cores of a device, and which share of its memory is free."""
         kept = self._kept.get(device)
         if kept is None:
-            return ALONE, 1.0
+            return device_load.ALONE, 1.0
         load = kept.mean
         free = load.memory_free_bytes / load.memory_total_bytes if load.memory_total_bytes else 1.0
         return kept.predict_stretch(cores), free
@@ -183,8 +175,7 @@ class LoadBoard:
 
 
 def explain_rounds(load: DeviceLoad | None, spec: WorkerSpec) -> float:
-    """Return how many times as long a worker's rounds took for what other programs did on its device meanwhile."""
-    return predict_stretch(load.find_share(spec.cores) if load is not None else None).factor
+    return device_load.predict_stretch(load.find_share(spec.cores) if load is not None else None).factor
 
 
 def name_device(spec: WorkerSpec) -> str:
@@ -192,15 +183,15 @@ def name_device(spec: WorkerSpec) -> str:
 
 
 def _keep(before: _Kept | None, sample: DeviceLoad, smoothing: float) -> _Kept:
-    mean = smooth_load(before.mean if before is not None else None, sample, smoothing)
+    mean = device_load.smooth_load(before.mean if before is not None else None, sample, smoothing)
     known = before.counted_cores if before is not None else frozenset()
-    cores = {core for core, load in mean.cores.items() if counts(load.others, counted=core in known)}
+    cores = {core for core, load in mean.cores.items() if device_load.counts(load.others, counted=core in known)}
     return _Kept(
         sample,
         mean,
-        counts(mean.others or 0.0, counted=before is not None and before.counted),
+        device_load.counts(mean.others or 0.0, counted=before is not None and before.counted),
         frozenset(cores),
-        describe_heat(mean, hot=before is not None and bool(before.hot)),
+        device_load.describe_heat(mean, hot=before is not None and bool(before.hot)),
     )
 
 

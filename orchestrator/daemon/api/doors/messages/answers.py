@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from orchestrator.daemon.api.answers import Answered
 
@@ -18,10 +18,8 @@ class MessageErrorFields(Answered):
     """Of a refused `thread`: what its clients know it by."""
 
 
-class MessageErrorBody(BaseModel):
+class MessageErrorBody(Answered):
     """Every answer of these routes that is none."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["error"]
     error: MessageErrorFields

@@ -9,12 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from orchestrator.daemon.api.body_bounds import refuse_oversized
-from orchestrator.daemon.api.doors.messages.answers import (
-    AnthropicEvent,
-    AnthropicMessage,
-    MessageErrorBody,
-    TokenCount,
-)
+from orchestrator.daemon.api.doors.messages import answers
 from orchestrator.daemon.api.doors.messages.translate import build_chat, name_parameters
 from orchestrator.daemon.api.doors.messages.wire import CountTokensRequest, MessagesRequest
 from orchestrator.daemon.api.doors.messages.writer import MessageWriter
@@ -37,7 +32,7 @@ _COUNT = f"{ANTHROPIC}/count_tokens"
 
 def install_messages_routes(app: FastAPI, api: ApiRoutes) -> None:
     def describe(request: Any, answer: Any, statuses: tuple[int, ...], events: Any = None) -> dict[str, Any]:
-        return operation(request, answer, events=events, statuses=statuses, error=MessageErrorBody)
+        return operation(request, answer, events=events, statuses=statuses, error=answers.MessageErrorBody)
 
     def count(raw: bytes) -> Response:
         model = api.models.choose(raw)
@@ -49,13 +44,13 @@ def install_messages_routes(app: FastAPI, api: ApiRoutes) -> None:
 
     generates = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)
 
-    @app.post(ANTHROPIC, **describe(MessagesRequest, AnthropicMessage, generates, AnthropicEvent))
+    @app.post(ANTHROPIC, **describe(MessagesRequest, answers.AnthropicMessage, generates, answers.AnthropicEvent))
     async def messages(request: Request) -> Response:
         _check_version(request)
         refuse_resumption(request)
         return await api.answer(request, _read)
 
-    @app.post(_COUNT, **describe(CountTokensRequest, TokenCount, (400, 401, 404, 413, 415, 429, 500, 503)))
+    @app.post(_COUNT, **describe(CountTokensRequest, answers.TokenCount, (400, 401, 404, 413, 415, 429, 500, 503)))
     async def count_tokens(request: Request) -> Response:
         _check_version(request)
         return await api.do_with_body(request, count)

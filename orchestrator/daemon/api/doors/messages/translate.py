@@ -6,23 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.daemon.api.doors.messages.wire import (
-    Block,
-    CallBlock,
-    Conversation,
-    MessagesRequest,
-    ResultBlock,
-    SaidMessage,
-    TextBlock,
-    ThinkingBlock,
-)
+from orchestrator.daemon.api.doors.messages import wire
 from orchestrator.daemon.api.doors.parts import collect_sampling, parse_chat
 from orchestrator.daemon.api.wire import MAX_USER_TAG, ChatRequest
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def build_chat(body: Conversation) -> ChatRequest:
+def build_chat(body: wire.Conversation) -> ChatRequest:
     """Return the chat that a body asks for. Raises RequestError."""
     choice = body.tool_choice
     named = {"type": "function", "function": {"name": choice.name}}
@@ -36,7 +27,7 @@ def build_chat(body: Conversation) -> ChatRequest:
         "reasoning_effort": body.output_config.effort,
         "chat_template_kwargs": _keywords(body),
     }
-    if isinstance(body, MessagesRequest):
+    if isinstance(body, wire.MessagesRequest):
         fields |= {
             "max_tokens": body.max_tokens,
             "stop": body.stop_sequences or None,
@@ -45,7 +36,7 @@ def build_chat(body: Conversation) -> ChatRequest:
     return parse_chat(fields, name_parameters(body))
 
 
-def name_parameters(body: Conversation) -> dict[str, str]:
+def name_parameters(body: wire.Conversation) -> dict[str, str]:
     """Return what this route, and a body that has an older name, call parameters of a chat."""
     older = body.output_format is not None
     thinks = {"chat_template_kwargs.enable_thinking": "thinking"} if "thinking" in body.model_fields_set else {}
@@ -57,8 +48,7 @@ def name_parameters(body: Conversation) -> dict[str, str]:
     }
 
 
-def build_messages(body: Conversation) -> list[dict[str, Any]]:
-    """Return a conversation as messages of a chat."""
+def build_messages(body: wire.Conversation) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if body.system is not None:
         messages.append({"role": "system", "content": _content(body.system)})
@@ -67,42 +57,41 @@ def build_messages(body: Conversation) -> list[dict[str, Any]]:
     return messages
 
 
-def _assistant(message: SaidMessage) -> dict[str, Any]:
-    """Return a message of the assistant's: its text, its thoughts and its calls."""
-    texts = [block for block in message.blocks if isinstance(block, TextBlock)]
-    thought = "".join(block.thought for block in message.blocks if isinstance(block, ThinkingBlock))
-    calls = [_call(block) for block in message.blocks if isinstance(block, CallBlock)]
+def _assistant(message: wire.SaidMessage) -> dict[str, Any]:
+    texts = [block for block in message.blocks if isinstance(block, wire.TextBlock)]
+    thought = "".join(block.thought for block in message.blocks if isinstance(block, wire.ThinkingBlock))
+    calls = [_call(block) for block in message.blocks if isinstance(block, wire.CallBlock)]
     plain: dict[str, Any] = {"role": "assistant", "content": _content(texts)}
     if thought:
         plain["reasoning_content"] = thought
     return plain | ({"tool_calls": calls} if calls else {})
 
 
-def _others(message: SaidMessage) -> list[dict[str, Any]]:
+def _others(message: wire.SaidMessage) -> list[dict[str, Any]]:
     """Return a message of the user's: results of tools are messages of their own, in their order."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     messages: list[dict[str, Any]] = []
-    texts: list[Block] = []
+    texts: list[wire.Block] = []
     for block in [*message.content, None]:
-        if isinstance(block, TextBlock):
+        if isinstance(block, wire.TextBlock):
             texts.append(block)
             continue
         if texts:
             messages.append({"role": message.role, "content": _content(texts)})
             texts = []
-        if isinstance(block, ResultBlock):
+        if isinstance(block, wire.ResultBlock):
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _content(block.content)})
     return messages or [{"role": message.role, "content": ""}]
 
 
-def _content(content: str | Sequence[Block]) -> str | list[dict[str, Any]]:
+def _content(content: str | Sequence[wire.Block]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return [{"type": "text", "text": block.text} for block in content if isinstance(block, TextBlock)]
+    return [{"type": "text", "text": block.text} for block in content if isinstance(block, wire.TextBlock)]
 
 
-def _call(block: CallBlock) -> dict[str, Any]:
+def _call(block: wire.CallBlock) -> dict[str, Any]:
     function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
     return {"id": block.id, "type": "function", "function": function}
 
@@ -112,15 +101,14 @@ def _tool(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": about | {"strict": tool.strict}}
 
 
-def _format(body: Conversation) -> dict[str, Any] | None:
+def _format(body: wire.Conversation) -> dict[str, Any] | None:
     wanted = body.output_config.format or body.output_format
     return (
         None if wanted is None else {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.schema_}}
     )
 
 
-def _keywords(body: Conversation) -> dict[str, Any]:
-    """Return what the chat template is told of whether to think, where the request says it, and what it asks itself."""
+def _keywords(body: wire.Conversation) -> dict[str, Any]:
     thinks = (
         {"enabled": True, "disabled": False}.get(body.thinking.type) if "thinking" in body.model_fields_set else None
     )

@@ -7,40 +7,30 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.daemon.api.conversation import (
-    MAX_TOOLS,
-    NO_MEDIA,
-    Body,
-    Effort,
-    FunctionName,
-    HostedTool,
-    Offered,
-    Said,
-    TemplateKeywords,
-    check_kind,
-    refuse_empty,
-    refuse_prompt_keys,
-    tag_kind,
-)
+from orchestrator.daemon.api import conversation
 from orchestrator.daemon.api.doors.signatures import read_signature
 from orchestrator.daemon.api.errors import NO_THREADS
 from orchestrator.daemon.api.tools.hosted import CLIENT_RUN, FORCED_HOSTED, MESSAGES_HOSTED, is_hosted
 from orchestrator.daemon.api.wire import HARMLESS, MAX_STOPS, Sampled, StopText
 
-_MEDIA = {"image": NO_MEDIA, "document": NO_MEDIA, "": "the served model takes text and the results of tools"}
+_MEDIA = {
+    "image": conversation.NO_MEDIA,
+    "document": conversation.NO_MEDIA,
+    "": "the served model takes text and the results of tools",
+}
 _BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 _CLIENT_RUN = CLIENT_RUN | {"": "offer one with an 'input_schema'"}
 _TOOLS = ("custom",)
 
 
-class TextBlock(Said):
+class TextBlock(conversation.Said):
     """Text."""
 
     type: Literal["text"]
     text: str
 
 
-class ThinkingBlock(Said):
+class ThinkingBlock(conversation.Said):
     """What the model thought. Where its text was left out, `signature` has it."""
 
     type: Literal["thinking"]
@@ -53,13 +43,13 @@ class ThinkingBlock(Said):
         return self.thinking or read_signature(self.signature)
 
 
-class RedactedBlock(Said):
+class RedactedBlock(conversation.Said):
     """A thought that another server has encrypted: left out."""
 
     type: Literal["redacted_thinking"]
 
 
-class CallBlock(Said):
+class CallBlock(conversation.Said):
     """A call that the model made."""
 
     type: Literal["tool_use"]
@@ -68,10 +58,12 @@ class CallBlock(Said):
     input: dict[str, Any]
 
 
-Text = Annotated[TextBlock, BeforeValidator(lambda part: check_kind(part, ("text",), "contents", "messages", _MEDIA))]
+Text = Annotated[
+    TextBlock, BeforeValidator(lambda part: conversation.check_kind(part, ("text",), "contents", "messages", _MEDIA))
+]
 
 
-class ResultBlock(Said):
+class ResultBlock(conversation.Said):
     """What a call brought. `is_error` is accepted, and the model reads the text."""
 
     type: Literal["tool_result"]
@@ -85,12 +77,12 @@ Block = Annotated[
     | Annotated[RedactedBlock, Tag("kind=redacted_thinking")]
     | Annotated[CallBlock, Tag("kind=tool_use")]
     | Annotated[ResultBlock, Tag("kind=tool_result")],
-    Discriminator(tag_kind),
-    BeforeValidator(lambda block: check_kind(block, _BLOCKS, "contents", "messages", _MEDIA)),
+    Discriminator(conversation.tag_kind),
+    BeforeValidator(lambda block: conversation.check_kind(block, _BLOCKS, "contents", "messages", _MEDIA)),
 ]
 
 
-class SaidMessage(Said):
+class SaidMessage(conversation.Said):
     """A message. Calls and thoughts are the assistant's, results the user's."""
 
     role: Literal["user", "assistant", "system"]
@@ -100,12 +92,12 @@ class SaidMessage(Said):
     def blocks(self) -> list[Block]:
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
-    _nothing_that_changes_the_prompt = model_validator(mode="before")(refuse_prompt_keys)
+    _nothing_that_changes_the_prompt = model_validator(mode="before")(conversation.refuse_prompt_keys)
 
     @model_validator(mode="after")
     def _blocks_of_its_role(self) -> SaidMessage:
         if self.role != "assistant":
-            refuse_empty(self.role, self.content)
+            conversation.refuse_empty(self.role, self.content)
         wrong = {"user": ("tool_use", "thinking"), "assistant": ("tool_result",)}.get(self.role, _BLOCKS[1:])
         kind = next((block.type for block in self.blocks if block.type in wrong), None)
         if kind is not None:
@@ -114,11 +106,11 @@ class SaidMessage(Said):
         return self
 
 
-class CustomTool(Offered):
+class CustomTool(conversation.Offered):
     """A tool that the client runs."""
 
     type: Literal["custom"] | None = None
-    name: FunctionName
+    name: conversation.FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
@@ -132,17 +124,17 @@ def _kind_of_tool(tool: Any) -> str:
 def _check_tool(tool: Any) -> Any:
     if _kind_of_tool(tool) == "kind=hosted":
         return tool
-    return check_kind(tool, _TOOLS, "tools", "tools", _CLIENT_RUN)
+    return conversation.check_kind(tool, _TOOLS, "tools", "tools", _CLIENT_RUN)
 
 
 Tool = Annotated[
-    Annotated[CustomTool, Tag("kind=custom")] | Annotated[HostedTool, Tag("kind=hosted")],
+    Annotated[CustomTool, Tag("kind=custom")] | Annotated[conversation.HostedTool, Tag("kind=hosted")],
     Discriminator(_kind_of_tool),
     BeforeValidator(_check_tool),
 ]
 
 
-class ToolChoice(Body):
+class ToolChoice(conversation.Body):
     """How tools are to be chosen. `name` goes with `tool`."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -157,27 +149,27 @@ class ToolChoice(Body):
         return self
 
 
-class Metadata(Said):
+class Metadata(conversation.Said):
     """`user_id` is the tag of a session."""
 
     user_id: str | None = None
 
 
-class OutputFormat(Body):
+class OutputFormat(conversation.Body):
     """A JSON schema that the text keeps to."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Said):
+class OutputConfig(conversation.Said):
     """How the output is to be. The chat template is told of `effort`."""
 
     format: OutputFormat | None = None
-    effort: Effort | None = None
+    effort: conversation.Effort | None = None
 
 
-class Thinking(Said):
+class Thinking(conversation.Said):
     """Whether the model is to think: what says so to the chat template. A template without such a switch, and
     `adaptive`, leave it to the model. How long it thinks is not bounded: `budget_tokens` is accepted and not used.
     `display`: with `omitted` a thought's block has no text, and its signature carries it. Nothing is summarised."""
@@ -198,13 +190,13 @@ class Conversation(Sampled):
 
     messages: list[SaidMessage] = Field(min_length=1)
     system: str | list[Text] | None = None
-    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
+    tools: list[Tool] = Field(default=[], max_length=conversation.MAX_TOOLS)
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: Thinking = Thinking(type="disabled")
     output_config: OutputConfig = OutputConfig()
     output_format: OutputFormat | None = None
     """The older name of `output_config.format`."""
-    chat_template_kwargs: TemplateKeywords = Field(default={})
+    chat_template_kwargs: conversation.TemplateKeywords = Field(default={})
 
     @property
     def functions(self) -> list[CustomTool]:
@@ -234,7 +226,7 @@ class Conversation(Sampled):
 
     @model_validator(mode="after")
     def _no_hosted_tool_is_forced(self) -> Conversation:
-        hosted = {tool.name or tool.type for tool in self.tools if isinstance(tool, HostedTool)}
+        hosted = {tool.name or tool.type for tool in self.tools if isinstance(tool, conversation.HostedTool)}
         if self.tool_choice.name in hosted or (self.tool_choice.type == "any" and hosted and not self.functions):
             raise PydanticCustomError("not_supported", FORCED_HOSTED, {"field": "tool_choice"})
         return self
