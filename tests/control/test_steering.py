@@ -225,7 +225,7 @@ def test_a_cancelled_and_a_quarantined_stream_leave_their_worker() -> None:
 
 
 def test_a_history_keeps_a_bounded_number_of_stretches_and_every_token() -> None:
-    history = RequestHistory("a", "", 3, 0.0)
+    history = RequestHistory(key="a", prompt_tokens=3, opened_s=0.0)
     history.observe_sent("t0", 1.0)
     stats = RequestStats(3, 0, 0, 0, 0, 5.0, 7.0)
     for number in range(1, 1001):

@@ -76,7 +76,7 @@ def test_the_canarys_drafter_speaks_for_its_own_requests() -> None:
 
 
 def test_a_request_that_moved_has_the_counts_of_both_workers() -> None:
-    history = RequestHistory("a", "", 3, 0.0)
+    history = RequestHistory(key="a", prompt_tokens=3, opened_s=0.0)
     stats = RequestStats(3, 1, 1, 4, 1, 0.0, 1.0, drafters=[DrafterShare("suffix", 5, 4, 3, 20, 0, 1, 9, 6)])
     history.observe_sent("t0", 1.0)
     history.observe_delta(Delta("a", [1], stats=stats), 2.0)

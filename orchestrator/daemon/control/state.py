@@ -62,17 +62,11 @@ class RunningTotals:
     def sum_up(self) -> Totals:
         if self._summed is not None:
             return self._summed
-        before, (drafts, drafted, accepted, generated, rounds) = self._before, self._counts
-        self._summed = replace(
-            before,
-            drafts=before.drafts + drafts,
-            drafted=before.drafted + drafted,
-            accepted=before.accepted + accepted,
-            accepted_per_position=_add_positions(before.accepted_per_position, self._positions),
-            generated=before.generated + generated,
-            rounds=before.rounds + rounds,
-            by_drafter=_add_counts([before.by_drafter, self._by_drafter]),
+        drafts, drafted, accepted, generated, rounds = self._counts
+        added = Totals(
+            drafts, drafted, accepted, tuple(self._positions), generated, rounds, by_drafter=self._by_drafter
         )
+        self._summed = add_totals([self._before, added])
         return self._summed
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
 
 from device_profiles.units import MS_PER_S
 from orchestrator.daemon.control.port import RouteView
@@ -52,13 +52,6 @@ class TypicalTimes:
     prefill_ms: float | None = None
     decode_ms: float | None = None
 
-    def observe_request_start(self, stats: RequestStats | None) -> TypicalTimes:
-        return self if stats is None else TypicalTimes(_mean(self.prefill_ms, stats.prefill_ms), self.decode_ms)
-
-    def observe_request_end(self, decode_ms: float) -> TypicalTimes:
-        """A request ended, so long after its first token."""
-        return TypicalTimes(self.prefill_ms, _mean(self.decode_ms, decode_ms))
-
     @property
     def service_s(self) -> float | None:
         if self.decode_ms is None or self.prefill_ms is None:
@@ -96,13 +89,15 @@ class RecentLatency:
         return max(1, round(self._output_tokens))
 
     def observe_first_token(self, stats: RequestStats | None) -> None:
-        self.times = self.times.observe_request_start(stats)
+        if stats is not None:
+            self.times = replace(self.times, prefill_ms=_mean(self.times.prefill_ms, stats.prefill_ms))
 
     def observe_end(self, now_s: float, first_token_s: float | None, tokens: int) -> None:
         """A stream ended with so many tokens. `first_token_s`: None where its first one came from a lost worker."""
         self._ends_s.append(now_s)
         if first_token_s is not None:
-            self.times = self.times.observe_request_end((now_s - first_token_s) * MS_PER_S)
+            decode_ms = (now_s - first_token_s) * MS_PER_S
+            self.times = replace(self.times, decode_ms=_mean(self.times.decode_ms, decode_ms))
         self._output_tokens = update_mean(self._output_tokens, tokens, _NEWEST)
 
     def promise_place(self, now_s: float, running: Running, wanted: int = 1) -> int:
@@ -157,57 +152,19 @@ class MoveView:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
-    """A request of late. `state`: "queued" (no replica has it), "sent" (without a token yet), "decoding", "moving"
-    (between two replicas) or "ended". It came `age_s` ago; `took_s` to its end (None: it lives). `depth`: draft tokens
-    a round, of its newest rounds. `queue_ms`: it waited here and at its first worker. `drafters`: what each did, of
-    late where it lives. It never has the text."""
+@dataclass(slots=True, kw_only=True)
+class _RequestFacts:
+    """What a request's history says as it is. `owner`: of whose key, by the key's id. `digest` names what it asks for
+    ("": not known yet). `outcome`: how it ended, "" while it lives. Its client brought `prediction_tokens` that it
+    expected; `predicted` of them were verified, and `predicted_right` were right. `variant`: the canary's variant that
+    served it. `tolerated` and `branches`: see RequestStats."""
 
-    request_id: str
-    state: str
-    outcome: str
-    age_s: float
-    took_s: float | None
-    replica: str
-    owner: str
-    prompt_tokens: int
-    tokens: int
-    depth: float
-    queue_ms: float
-    prefill_ms: float
-    first_token_ms: float | None
-    digest: str
-    prediction_tokens: int = 0
-    predicted: int = 0
-    predicted_right: int = 0
-    variant: str = ""
-    tolerated: int = 0
-    branches: int = 0
-    branches_taken: int = 0
-    rounds: tuple[RoundsView, ...] = ()
-    moves: tuple[MoveView, ...] = ()
-    other_bits_from: tuple[int, ...] = ()
-    drafters: tuple[DrafterShare, ...] = ()
-
-
-@dataclass(slots=True, eq=False)
-class RequestHistory:
-    """One request's. `digest` names what it asks for, once that is known. `outcome`: how it ended, "" while it lives.
-    `ended_s`: when, by the clock; `sent_s` and `first_s`: when it was first sent, and had its first token."""
-
-    key: str
-    owner: str
-    prompt_tokens: int
-    opened_s: float
+    owner: str = ""
+    prompt_tokens: int = 0
     replica: str = ""
     digest: str = ""
     outcome: str = ""
     tokens: int = 0
-    sent_s: float | None = None
-    first_s: float | None = None
-    ended_s: float | None = None
-    worker_queue_ms: float = 0.0
     prefill_ms: float = 0.0
     prediction_tokens: int = 0
     predicted: int = 0
@@ -216,6 +173,41 @@ class RequestHistory:
     tolerated: int = 0
     branches: int = 0
     branches_taken: int = 0
+
+
+_FACTS: Final = tuple(fact.name for fact in fields(_RequestFacts))
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestView(_RequestFacts):
+    """A request of late. `state`: "queued" (no replica has it), "sent" (without a token yet), "decoding", "moving"
+    (between two replicas) or "ended". It came `age_s` ago; `took_s` to its end (None: it lives). `depth`: draft tokens
+    a round, of its newest rounds. `queue_ms`: it waited here and at its first worker. `drafters`: what each did, of
+    late where it lives. It never has the text."""
+
+    request_id: str
+    state: str
+    age_s: float
+    took_s: float | None
+    depth: float
+    queue_ms: float
+    first_token_ms: float | None
+    rounds: tuple[RoundsView, ...]
+    moves: tuple[MoveView, ...]
+    other_bits_from: tuple[int, ...]
+    drafters: tuple[DrafterShare, ...]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RequestHistory(_RequestFacts):
+    """One request's. By the clock: `ended_s`, `sent_s` (first sent) and `first_s` (its first token)."""
+
+    key: str
+    opened_s: float
+    sent_s: float | None = None
+    first_s: float | None = None
+    ended_s: float | None = None
+    worker_queue_ms: float = 0.0
     rounds: list[RoundsView] = field(default_factory=list)
     moves: list[MoveView] = field(default_factory=list)
     other_bits_from: list[int] = field(default_factory=list)
@@ -273,28 +265,16 @@ class RequestHistory:
         newest = self.rounds[-_NEWEST_STRETCHES:]
         count = sum(stretch.rounds for stretch in newest)
         left_queue_s = self.sent_s if self.sent_s is not None else self.ended_s if self.ended_s is not None else now_s
+        facts: dict[str, Any] = {name: getattr(self, name) for name in _FACTS}
         return RequestView(
+            **facts,
             request_id=self.key,
             state=self._name_state(),
-            outcome=self.outcome,
             age_s=now_s - self.opened_s,
             took_s=None if self.ended_s is None else self.ended_s - self.opened_s,
-            replica=self.replica,
-            owner=self.owner,
-            prompt_tokens=self.prompt_tokens,
-            tokens=self.tokens,
             depth=sum(stretch.drafted for stretch in newest) / count if count else 0.0,
             queue_ms=(left_queue_s - self.opened_s) * MS_PER_S + self.worker_queue_ms,
-            prefill_ms=self.prefill_ms,
             first_token_ms=None if self.first_s is None else (self.first_s - self.opened_s) * MS_PER_S,
-            digest=self.digest,
-            prediction_tokens=self.prediction_tokens,
-            predicted=self.predicted,
-            predicted_right=self.predicted_right,
-            variant=self.variant,
-            tolerated=self.tolerated,
-            branches=self.branches,
-            branches_taken=self.branches_taken,
             rounds=tuple(map(replace, self.rounds)),
             moves=tuple(self.moves),
             other_bits_from=tuple(self.other_bits_from),
@@ -327,9 +307,15 @@ class RequestHistories:
         self._ended: OrderedDict[str, RequestHistory] = OrderedDict()
 
     def open(self, submit: Submit, now_s: float) -> RequestHistory:
-        history = RequestHistory(submit.request_id, submit.owner, len(submit.prompt), now_s)
-        history.tokens, history.variant = len(submit.committed), submit.variant
-        history.prediction_tokens = len(submit.prediction) // BYTES_PER_TOKEN
+        history = RequestHistory(
+            key=submit.request_id,
+            owner=submit.owner,
+            prompt_tokens=len(submit.prompt),
+            opened_s=now_s,
+            tokens=len(submit.committed),
+            variant=submit.variant,
+            prediction_tokens=len(submit.prediction) // BYTES_PER_TOKEN,
+        )
         self._live[submit.request_id] = history
         return history
 
