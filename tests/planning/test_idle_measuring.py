@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
@@ -11,6 +12,8 @@ from device_profiles.device_load import DeviceLoad
 from orchestrator.config.load import load_config
 from orchestrator.daemon.bootstrap.idle_profiles import IdleMeasuring
 from orchestrator.daemon.bootstrap.planning import make_plan
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.port import StateView
 from orchestrator.planning.basis import basis
 from orchestrator.planning.profiling.work import profile_store
@@ -62,7 +65,8 @@ async def test_what_is_in_the_way_ends_it_and_later_it_is_measured(tmp_path, mon
     first = make_plan(config, tmp_path, tmp_path / "state").proposal
     assert [one.source for one in basis(first)] == ["estimate"]
     target, keeper, store = Target(), Keeper(first), profile_store(config)
-    running = asyncio.create_task(IdleMeasuring(config, tmp_path, target, keeper, idle_s=0.2).run())
+    scripted = (cast(TargetControl, target), cast(PlanKeeper, keeper))
+    running = asyncio.create_task(IdleMeasuring(config, tmp_path, *scripted, idle_s=0.2).run())
     try:
         await until(lambda: bool(store.devices()), running)
         setattr(target, way, 1)

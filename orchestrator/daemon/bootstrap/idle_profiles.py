@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from adapters.contract import AdapterError, silent
 from adapters.device_memory import read_host_memory
@@ -17,7 +17,8 @@ from orchestrator.config.model_keys import THIS_NODE
 from orchestrator.daemon.bootstrap.clusters import local_cluster
 from orchestrator.daemon.bootstrap.planning import build_local_request, propose_local
 from orchestrator.daemon.bootstrap.start_profiles import list_wanted
-from orchestrator.daemon.control.port import StateView
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.state import READY, STARTING
 from orchestrator.errors import OutriderError, WorkerError
 from orchestrator.planning.estimates import EstimableDevice
@@ -41,28 +42,6 @@ _MOST_TRIES: Final = 3
 _log = logging.getLogger(__name__)
 
 
-class Served(Protocol):
-    """What serves meanwhile: control.controller.TargetControl."""
-
-    def view(self) -> StateView: ...
-
-    def list_loads(self) -> dict[str, DeviceLoad]: ...
-
-
-class Planning(Protocol):
-    """What plans by what is measured: control.loops.plan_keeper.PlanKeeper."""
-
-    to_measure: tuple[str, ...]
-
-    @property
-    def first(self) -> PlanProposal: ...
-
-    @property
-    def asked_now(self) -> PlanProposal: ...
-
-    def observe_profiles(self, first: PlanProposal) -> None: ...
-
-
 def _is_planned_at_once(first: PlanProposal, wanted: Sequence[Work]) -> bool:
     """Return whether a plan was made with a look at some runtimes only, so that the rest of them is not known to it."""
     known = {option.runtime for option in first.cluster.options if option.role is Role.TARGET}
@@ -75,7 +54,7 @@ class IdleMeasuring:
     the next try waits longer."""
 
     def __init__(
-        self, config: ClusterConfig, base: Path, served: Served, keeper: Planning, idle_s: float = IDLE_S
+        self, config: ClusterConfig, base: Path, served: TargetControl, keeper: PlanKeeper, idle_s: float = IDLE_S
     ) -> None:
         self._config, self._base, self._served, self._keeper = config, base, served, keeper
         self._store = profile_store(config)
