@@ -21,15 +21,8 @@ def print_pool(pool: Mapping[str, Any]) -> None:
         (group["group"], ", ".join(group["members"]), ", ".join(group["then"]) or "nobody") for group in pool["groups"]
     ]
     print_table(("group", "replicas", "once none is left, who goes on"), rows, title=title)
-    lost = [(loss["part"], describe_share(loss["share"]), describe_fate(loss)) for loss in pool["losses"]]
+    lost = []
+    for loss in pool["losses"]:
+        share = "not known" if loss["share"] is None else f"{loss['share']:.0%}"
+        lost.append((loss["part"], share, _FATES[loss["streams"]].format(to=" or ".join(loss["to"]))))
     print_table(("what is lost", f"of the {pool['figures']} tokens/s", "running streams"), lost)
-
-
-def describe_share(share: float | None) -> str:
-    """Return the share of a pool's speed that a part has, in words where it is not known."""
-    return "not known" if share is None else f"{share:.0%}"
-
-
-def describe_fate(loss: Mapping[str, Any]) -> str:
-    """Return what becomes of the streams that run on a part that is lost."""
-    return _FATES[loss["streams"]].format(to=" or ".join(loss["to"]))

@@ -16,16 +16,8 @@ from starlette.responses import Response
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import Clock
-from orchestrator.daemon.api import errors, probes, tokenize, translate
+from orchestrator.daemon.api import answers, errors, gates, probes, tokenize, translate
 from orchestrator.daemon.api.answer_stream import AnswerAssembler, AnswerReader, EventStream, KeepAlive, unless_gone
-from orchestrator.daemon.api.answers import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    CompletionChunk,
-    Model,
-    ModelList,
-)
 from orchestrator.daemon.api.batches.inside import ask_inside
 from orchestrator.daemon.api.batches.routes import install_batch_routes
 from orchestrator.daemon.api.batches.service import BatchService
@@ -37,13 +29,6 @@ from orchestrator.daemon.api.doors.messages.routes import install_messages_route
 from orchestrator.daemon.api.doors.responses.routes import install_responses_routes
 from orchestrator.daemon.api.doors.responses.store import ResponseStore
 from orchestrator.daemon.api.follow import RequestLives, RequestRecord, VariantReport, enter_trial
-from orchestrator.daemon.api.gates import (
-    NO_TELEMETRY,
-    describe_traced,
-    install_gates,
-    mark_followed,
-    mark_traced,
-)
 from orchestrator.daemon.api.keys import check_owner, limits_of
 from orchestrator.daemon.api.load_wait import LoadWait
 from orchestrator.daemon.api.metrics.collector import Metrics
@@ -176,37 +161,26 @@ class ApiRoutes:
             self.models.check_room()
         with ExitStack() as holding:
             model, question, submits, tokenizer = await self._reader.read(request, read, wait, holding, new=new)
-            return await self._answer_translated(request, model, question, submits, tokenizer, arrived_s)
-
-    async def _answer_translated(
-        self,
-        request: Request,
-        model: ServedModel,
-        question: Question,
-        submits: Sequence[Submit],
-        tokenizer: Tokenizer,
-        arrived_s: float,
-    ) -> Response:
-        body = question.body
-        kept = None if self.kept is None else self.kept.find(request.headers, body, question.route)
-        if kept is not None:
-            kept.refuse_other_model(submits[0])
-            return await self._answer(model, request, question, kept.submits, tokenizer, arrived_s, kept)
-        request_id = submits[0].request_id
-        submits, variant = enter_trial(model.trial, submits, names_rule=body.names_acceptance)
-        submits = translate.choices([mark_traced(request.scope, submit) for submit in submits], body.n)
-        if len(submits) > 1:
-            model.check_room(len(submits))
-        if body.system_fingerprint is not None:
-            rule, lora = submits[0].sampling.rule, submits[0].lora
-            group = choose_group(model.control.view(), body.system_fingerprint, rule, lora)
-            submits = [msgspec.structs.replace(submit, group=group) for submit in submits]
-        if self.kept is not None:
-            kept = self.kept.open(
-                request.headers, body, submits, request_id, model.name, question.route, names=question.resumable
-            )
-        submits = submits if kept is None else kept.submits
-        return await self._answer(model, request, question, submits, tokenizer, arrived_s, kept, variant)
+            body = question.body
+            variant: VariantReport | None = None
+            kept = None if self.kept is None else self.kept.find(request.headers, body, question.route)
+            if kept is not None:
+                kept.refuse_other_model(submits[0])
+            else:
+                request_id = submits[0].request_id
+                submits, variant = enter_trial(model.trial, submits, names_rule=body.names_acceptance)
+                submits = translate.choices([gates.mark_traced(request.scope, submit) for submit in submits], body.n)
+                if len(submits) > 1:
+                    model.check_room(len(submits))
+                if body.system_fingerprint is not None:
+                    rule, lora = submits[0].sampling.rule, submits[0].lora
+                    group = choose_group(model.control.view(), body.system_fingerprint, rule, lora)
+                    submits = [msgspec.structs.replace(submit, group=group) for submit in submits]
+                if self.kept is not None:
+                    names, path = question.resumable, question.route
+                    kept = self.kept.open(request.headers, body, submits, request_id, model.name, path, names=names)
+            submits = submits if kept is None else kept.submits
+            return await self._answer(model, request, question, submits, tokenizer, arrived_s, kept, variant)
 
     async def _answer(
         self,
@@ -232,9 +206,9 @@ class ApiRoutes:
             variant=variant,
             spend=spend,
             lives=self.lives,
-            trace=describe_traced(request.scope, model.name, submits, stream=body.stream, again=again),
+            trace=gates.describe_traced(request.scope, model.name, submits, stream=body.stream, again=again),
         )
-        mark_followed(request.scope)
+        gates.mark_followed(request.scope)
         follow.log_accepted(request.url.path, submits, body, resumed=again)
         model.liveness.observe_request()
         if len(submits) > body.n:  # off the event loop: echoes of many prompts take a while
@@ -316,7 +290,9 @@ def create_app(
     `sandbox` checks grammars; without it there is one of the app's own. `deadly` notes the bodies that are read.
     `app.state` has what the daemon needs of it: `models`, `kept`, `lives`, `batches`, and `take_settings` for other
     bounds. In `admin` it takes the admin app, which keys of that scope may use here."""
-    app = FastAPI(title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
+    app = FastAPI(
+        title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None, telemetry=gates.NO_TELEMETRY
+    )
     api = ApiRoutes(targets, settings, clock, book, sandbox, deadly)
     app.state.models = api.models
     app.state.page = api.page
@@ -324,20 +300,20 @@ def create_app(
     app.state.take_settings = api.take_settings
     app.state.lives = api.lives
     errors.install_error_handlers(app)
-    install_gates(app, settings, api.shares)
+    gates.install_gates(app, settings, api.shares)
     generate = (400, 401, 404, 409, 410, 413, 415, 422, 429, 500, 503, 504)
-    text = operation(CompletionRequest, Completion, events=CompletionChunk, statuses=generate)
-    chat = operation(ChatRequest, ChatCompletion, events=ChatCompletionChunk, statuses=generate)
+    text = operation(CompletionRequest, answers.Completion, events=answers.CompletionChunk, statuses=generate)
+    chat = operation(ChatRequest, answers.ChatCompletion, events=answers.ChatCompletionChunk, statuses=generate)
     app.post("/v1/completions", **text)(api.completions)
     app.post("/v1/chat/completions", **chat)(api.chat)
 
-    @app.get("/v1/models", **operation(None, ModelList, statuses=(401,)))
+    @app.get("/v1/models", **operation(None, answers.ModelList, statuses=(401,)))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": api.models.list_entries()}
 
     app.get("/v1/models/", include_in_schema=False)(models)
 
-    @app.get("/v1/models/{name:path}", **operation(None, Model, statuses=(401, 404)))
+    @app.get("/v1/models/{name:path}", **operation(None, answers.Model, statuses=(401, 404)))
     async def model(name: str) -> dict[str, Any]:
         entry = next((entry for entry in api.models.list_entries() if entry["id"] == name), None)
         if entry is None:

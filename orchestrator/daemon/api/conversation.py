@@ -87,7 +87,8 @@ class Offered(Said):
         known = [field.alias or name for name, field in cls.model_fields.items()]
         left = [name for name in known if name not in data]
         for key in data.keys() - set(known):
-            meant = "parameters" if key in _OTHER_SCHEMAS and "parameters" in left else _find_alike(key, left)
+            alike = difflib.get_close_matches(key, left, n=1, cutoff=_ALIKE) or [""]
+            meant = "parameters" if key in _OTHER_SCHEMAS and "parameters" in left else alike[0]
             if meant and data[key] is not None:
                 text = f"unknown field {show(key)} of a tool; did you mean '{meant}'?"
                 raise PydanticCustomError("unknown_field", "{text}", {"field": "tools", "text": text})
@@ -137,10 +138,6 @@ def refuse_empty(role: str, content: Any) -> None:
     if content is None or (content == [] and role != "tool"):
         text = f"a message of the role '{role}' has no 'content'"
         raise PydanticCustomError("missing_parameter", "{text}", {"inside": "content", "text": text})
-
-
-def _find_alike(key: str, known: Collection[str]) -> str:
-    return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=_ALIKE)), "")
 
 
 def _is_required(cls: type[BaseModel], key: str) -> bool:

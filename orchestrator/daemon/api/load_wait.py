@@ -57,12 +57,8 @@ def _build_writer(question: Question) -> AnswerWriter:
     """Return what writes, in its API's form, that a request came to nothing: no token, so no tokenizer."""
     nothing = cast(Tokenizer, None)
     model, request_id = question.body.model or "", question.id_prefix.rstrip("-_")
-    head = AnswerHead(request_id, 0, model, [[]], _tell_nothing, "coupled", nothing)
+    head = AnswerHead(request_id, 0, model, [[]], lambda _engine, _group: AnswerSource(None), "coupled", nothing)
     return question.build_writer(head)
-
-
-def _tell_nothing(_engine: int, _group: str) -> AnswerSource:
-    return AnswerSource(None)
 
 
 class _LateReader:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
+
+from orchestrator.daemon.api.answers import Answered
 
 _REFERENCE = "#/components/schemas/{model}"
 _MODELS: dict[str, type[BaseModel]] = {}
 
 
-class ErrorFields(BaseModel):
+class ErrorFields(Answered):
     """`param` is the path of the wrong parameter, where there is one; `code` is for programs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     message: str
     type: str
@@ -22,10 +22,8 @@ class ErrorFields(BaseModel):
     code: str | None
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(Answered):
     """Every answer that is none."""
-
-    model_config = ConfigDict(extra="forbid")
 
     error: ErrorFields
 

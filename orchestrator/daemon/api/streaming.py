@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import msgspec
 from adapters.token_texts import TokenTextDecoder
 from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.logprobs import Echo, ScoredToken
+from orchestrator.daemon.api.tools import forms
 from orchestrator.daemon.api.tools.calls import (
     CallArguments,
     CallBegins,
@@ -23,12 +24,6 @@ from orchestrator.daemon.api.tools.calls import (
     join_pieces,
     measure_begun,
     render_parts,
-)
-from orchestrator.daemon.api.tools.forms import (
-    build_parser,
-    build_thought_splitter,
-    choose_call_form,
-    choose_marks,
 )
 from orchestrator.daemon.api.tools.thoughts import ThoughtSplitter
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
@@ -223,21 +218,17 @@ class Answer:
         self.last_s = now_s
         self.tokens += tokens
 
-    @classmethod
-    def combine_answers(cls, answers: Sequence[Answer], *, one_prompt: bool = True) -> Answer:
+    @staticmethod
+    def combine_answers(answers: Sequence[Answer], *, one_prompt: bool = True) -> Answer:
         """Return what the choices of one request cost together. `one_prompt`: they have the same, or each its own."""
         answered = [answer for answer in answers if answer.tokens] or answers[:1]
-        return cls(
-            started_s=answers[0].started_s,
+        return replace(
+            answers[0],
             first_s=min(answer.first_s for answer in answered),
             last_s=max(answer.last_s for answer in answered),
             tokens=sum(answer.tokens for answer in answers),
-            finish=answers[0].finish,
+            stop_reason=None,
             stats=_sum_stats([answer.stats for answer in answers if answer.stats is not None], one_prompt=one_prompt),
-            speculation=answers[0].speculation,
-            engine=answers[0].engine,
-            group=answers[0].group,
-            first_group=answers[0].first_group,
             other_bits=[change for answer in answers for change in answer.other_bits],
         )
 
@@ -418,7 +409,7 @@ def choices_of(
             Echo.of(submit.prompt, text, tokenizer) for submit, text in zip(submits[:: body.n], given, strict=True)
         ]
     offers_tools = isinstance(body, ChatRequest) and bool(body.offered)
-    form = choose_call_form(body, tokenizer) if isinstance(body, ChatRequest) else ""
+    form = forms.choose_call_form(body, tokenizer) if isinstance(body, ChatRequest) else ""
     named = {token: token for token in body.stop_token_ids} | find_control_stops(body.stops, tokenizer)
     return [
         Choice(
@@ -443,8 +434,8 @@ def _read_text(
 ) -> tuple[TokenTextDecoder, list[str], int, OutputParser | None]:
     if not isinstance(body, ChatRequest):
         return tokenizer.decoder(), body.stops, quiet_tokens, None
-    parser = build_parser(body, tokenizer, form)
-    return tokenizer.decoder(choose_marks(body, tokenizer)), body.stops, quiet_tokens, parser
+    parser = forms.build_parser(body, tokenizer, form)
+    return tokenizer.decoder(forms.choose_marks(body, tokenizer)), body.stops, quiet_tokens, parser
 
 
 def _split_thoughts(
@@ -452,7 +443,7 @@ def _split_thoughts(
 ) -> ThoughtSplitter | None:
     if not isinstance(body, ChatRequest) or body.reasoning_format == "none":
         return None
-    return build_thought_splitter(body, submit.prompt, tokenizer)
+    return forms.build_thought_splitter(body, submit.prompt, tokenizer)
 
 
 def cost_of(choices: Sequence[Choice]) -> Answer:

@@ -10,17 +10,8 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.daemon.api import errors
+from orchestrator.daemon.api import conversation, errors
 from orchestrator.daemon.api.body_bounds import refuse_oversized
-from orchestrator.daemon.api.conversation import (
-    MAX_TOOLS,
-    Body,
-    Effort,
-    Message,
-    OfferedTool,
-    TemplateKeywords,
-    collect_keywords,
-)
 from orchestrator.daemon.api.openapi import operation
 from orchestrator.daemon.api.responses import json_response
 from orchestrator.daemon.api.translate import chat_prompt
@@ -37,24 +28,27 @@ tuned."""
 _STATUSES = (400, 401, 404, 413, 415, 429, 500, 503)  # HTTP's
 
 
-class TokenizeRequest(Body):
-    """`POST /tokenize`: the tokens of a text, or of messages through the chat template."""
-
+class _Asked(conversation.Body):
     model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
-    add_special_tokens: bool | None = None
-    """A text's begin token, where the model has one. Templates bring their own, so messages take only false."""
-    add_generation_prompt: bool = True
-    tools: list[OfferedTool] = Field(default=[], max_length=MAX_TOOLS)
-    reasoning_effort: Effort | None = None
-    chat_template_kwargs: TemplateKeywords = Field(default={})
-    return_token_strs: bool | None = False
 
     @model_validator(mode="before")
     @classmethod
     def _keep_known(cls, data: Any) -> Any:
         return keep_known(data, cls.model_fields)
+
+
+class TokenizeRequest(_Asked):
+    """`POST /tokenize`: the tokens of a text, or of messages through the chat template."""
+
+    prompt: str | None = None
+    messages: list[conversation.Message] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool | None = None
+    """A text's begin token, where the model has one. Templates bring their own, so messages take only false."""
+    add_generation_prompt: bool = True
+    tools: list[conversation.OfferedTool] = Field(default=[], max_length=conversation.MAX_TOOLS)
+    reasoning_effort: conversation.Effort | None = None
+    chat_template_kwargs: conversation.TemplateKeywords = Field(default={})
+    return_token_strs: bool | None = False
 
     @model_validator(mode="after")
     def _one_of_them(self) -> TokenizeRequest:
@@ -66,22 +60,16 @@ class TokenizeRequest(Body):
         return self
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(_Asked):
     """`POST /detokenize`: the text of tokens, control tokens included."""
 
-    model: str | None = None
     tokens: list[int]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _keep_known(cls, data: Any) -> Any:
-        return keep_known(data, cls.model_fields)
+
+_T = TypeVar("_T", bound=_Asked)
 
 
-_Asked = TypeVar("_Asked", TokenizeRequest, DetokenizeRequest)
-
-
-class TokenizeResponse(Body):
+class TokenizeResponse(conversation.Body):
     """What `/tokenize` answers."""
 
     count: int
@@ -90,13 +78,13 @@ class TokenizeResponse(Body):
     token_strs: list[str] | None
 
 
-class DetokenizeResponse(Body):
+class DetokenizeResponse(conversation.Body):
     """What `/detokenize` answers."""
 
     prompt: str
 
 
-class TokenizerInfo(Body):
+class TokenizerInfo(conversation.Body):
     """What `/tokenizer_info` answers: the fields of a tokenizer_config.json. Texts are null where there is no such
     token, and the template where the model has none."""
 
@@ -114,8 +102,7 @@ class TokenizerInfo(Body):
 
 
 def install_tokenize_routes(app: FastAPI, served: ApiRoutes) -> None:
-    def parse(model: type[_Asked], raw: bytes) -> tuple[_Asked, Tokenizer, int]:
-        """Parse a body, unless its text is far larger than any that could be served."""
+    def parse(model: type[_T], raw: bytes) -> tuple[_T, Tokenizer, int]:
         named = served.models.choose(raw)
         tokenizer, context = named.require_ready()
         most = max(_LEAST_BOUND, _CONTEXTS * context)
@@ -124,7 +111,7 @@ def install_tokenize_routes(app: FastAPI, served: ApiRoutes) -> None:
         except ContextExceeded as error:
             text = f"at most {most} tokens are taken here; '{error.param}' has at least {error.prompt_tokens}"
             raise RequestError(text, code=error.code, param=error.param) from None
-        body: _Asked = errors.parse_body(model, raw)
+        body: _T = errors.parse_body(model, raw)
         served.models.confirm(named, body.model)
         return body, tokenizer, context
 
@@ -164,7 +151,7 @@ def _tokens(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
             tokenizer,
             body.tools,
             add_generation_prompt=body.add_generation_prompt,
-            keywords=collect_keywords(body.reasoning_effort, body.chat_template_kwargs),
+            keywords=conversation.collect_keywords(body.reasoning_effort, body.chat_template_kwargs),
         )
     text = body.prompt or ""
     if body.add_special_tokens is False:

@@ -11,7 +11,6 @@ from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.fitting.worker_options import engine_options, worker_specs
-from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.failover.standby import Readiness
 
 _PREPARING_ENTRY = "orchestrator.worker.loading.preparing:build_preparing"
@@ -29,10 +28,6 @@ def _build_standby(config: ClusterConfig, base: Path, standby: StandbyTarget, nu
     placed = config.model_copy(update={"model": config.model.model_copy(update={"replicas": [standby]})})
     [target] = worker_specs(engine_options(placed, base), placed)
     spec = msgspec.structs.replace(target, name="standby" if number == 0 else f"standby-{number}")
+    prepares = msgspec.structs.replace(spec, name=f"prepare {spec.name}", entry=_PREPARING_ENTRY, device="")
     readiness = Readiness(standby.readiness)
-    return StandbySpec(spec, readiness, _describe_preparing(spec) if readiness is Readiness.WARM else None)
-
-
-def _describe_preparing(target: WorkerSpec) -> WorkerSpec:
-    """Return the worker that prepares what a target's worker of this spec loads."""
-    return msgspec.structs.replace(target, name=f"prepare {target.name}", entry=_PREPARING_ENTRY, device="")
+    return StandbySpec(spec, readiness, prepares if readiness is Readiness.WARM else None)

@@ -46,7 +46,7 @@ def step(state: State, event: events.ControlEvent, now_s: float) -> list[Action]
     _follow_rules(state, actions, now_s)
     for action in actions[:-1]:
         if isinstance(action, _OBSERVED):
-            actions.sort(key=_is_observed)
+            actions.sort(key=lambda action: isinstance(action, _OBSERVED))
             break
     return actions
 
@@ -86,10 +86,6 @@ def _advance_changes(state: State, now_s: float) -> list[Action]:
         state.fleet.refresh()
         actions += state.residency.advance_stage(now_s, failed=state.fleet.all_failed, exchanged=exchanged)
     return actions
-
-
-def _is_observed(action: Action) -> bool:
-    return isinstance(action, _OBSERVED)
 
 
 def _fold(state: State, event: events.ControlEvent, now_s: float) -> list[Action]:

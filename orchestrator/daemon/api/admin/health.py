@@ -7,24 +7,21 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ConfigDict
 
-from orchestrator.daemon.api.admin.targets import AdminTarget, AdminTargets, spell_device, spell_worker
+from orchestrator.daemon.api.admin.targets import AdminBody, AdminTarget, AdminTargets, spell_device, spell_worker
 from orchestrator.daemon.api.audit import note_change
 from orchestrator.daemon.control.replicas.shortfall import list_shortfall, list_wanted
 from orchestrator.errors import RequestError
 from policies.serving.failover.health import Held, PartKind
 
 
-class Hold(BaseModel):
+class Hold(AdminBody):
     """The part, and what is to become of it: "draining", "cordoned", or "" to let it work again. `kind` left out: the
     one thing of this name. `model` left out: that of every model that has it, which a worker is not."""
 
-    model_config = ConfigDict(extra="forbid")
     kind: PartKind | None = None
     name: str
     state: Held
-    model: str | None = None
 
 
 def install_health_routes(app: FastAPI, targets: AdminTargets) -> None:

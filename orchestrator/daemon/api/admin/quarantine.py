@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from device_profiles.units import S_PER_MINUTE
 from orchestrator.daemon.api.admin.requests import MOST_NAME
-from orchestrator.daemon.api.admin.targets import AdminTargets
+from orchestrator.daemon.api.admin.targets import AdminBody, AdminTargets
 from orchestrator.daemon.api.audit import note_change
 from orchestrator.daemon.api.body_work import DeadlyBodies
 from orchestrator.daemon.control.port import QuarantinedView
@@ -19,21 +19,17 @@ from orchestrator.errors import RequestError
 MOST_MINUTES = 7 * 24 * 60.0  # a week; a longer one is a mistake of units
 
 
-class Release(BaseModel):
-    """The digests to let run again; none: all. `model`: whose; left out: whosever they are."""
+class Release(AdminBody):
+    """The digests to let run again; none: all."""
 
-    model_config = ConfigDict(extra="forbid")
-    digests: list[str] = []
-    model: str | None = None
+    digests: list[str] = Field(default=[])
 
 
-class Add(BaseModel):
+class Add(AdminBody):
     """The id of a request of late, or the digest of what it asks for: requests like it are refused for so long."""
 
-    model_config = ConfigDict(extra="forbid")
     request: str = Field(min_length=1, max_length=MOST_NAME)
     minutes: float = Field(default=60.0, gt=0.0, le=MOST_MINUTES)
-    model: str | None = None
 
 
 def install_quarantine_routes(app: FastAPI, targets: AdminTargets, deadly: DeadlyBodies | None) -> None:

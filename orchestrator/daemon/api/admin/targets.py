@@ -6,12 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pydantic import BaseModel, ConfigDict
+
 from device_profiles.device_names import name_compute_place
 from orchestrator.daemon.api.translate import AcceptanceBounds
 from orchestrator.daemon.control.operator_desk import OperatorDesk
 from orchestrator.daemon.control.port import Control
 from orchestrator.daemon.control.rollout.canary import CanaryTrial
 from orchestrator.errors import RequestError
+
+
+class AdminBody(BaseModel):
+    """What an admin route is asked. `model`: whose; left out: of every model."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str | None = None
 
 
 class AdminControl(Control, Protocol):

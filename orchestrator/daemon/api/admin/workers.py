@@ -6,34 +6,30 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.daemon.api.admin.requests import MOST_NAME
-from orchestrator.daemon.api.admin.targets import AdminTargets, spell_worker
+from orchestrator.daemon.api.admin.targets import AdminBody, AdminTargets, spell_worker
 from orchestrator.daemon.api.audit import note_change
 from orchestrator.daemon.control.port import DraftersView
 
 _MOST_DRAFTERS = 64  # more than a target has
 
 
-class Failover(BaseModel):
+class Failover(AdminBody):
     """The worker, and what is to go on with its requests; `to` null: it is to have them again."""
 
-    model_config = ConfigDict(extra="forbid")
     worker: str = Field(min_length=1, max_length=MOST_NAME)
     to: str | None = Field(min_length=1, max_length=MOST_NAME)
-    model: str | None = None
 
 
-class DrafterChoice(BaseModel):
+class DrafterChoice(AdminBody):
     """The drafters that may propose: none, or null for all that are configured. `engine`: of this replica; left out: of
     all."""
 
-    model_config = ConfigDict(extra="forbid")
     names: list[str] | None = Field(max_length=_MOST_DRAFTERS)
     engine: int | None = Field(default=None, ge=0)
-    model: str | None = None
 
     @model_validator(mode="after")
     def _no_name_twice(self) -> DrafterChoice:

@@ -9,6 +9,10 @@ import msgspec
 from orchestrator.daemon.api.conversation import Body
 
 LIVE = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
+_SHOWN = (
+    *("id", "endpoint", "input_file_id", "completion_window", "status", "output_file_id", "error_file_id"),
+    *("created_at", "expires_at", "metadata"),
+)
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -68,20 +72,11 @@ class BatchRecord(msgspec.Struct):
         errors = list(map(msgspec.structs.asdict, self.errors))
         steps = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
         return {
-            "id": self.id,
             "object": "batch",
-            "endpoint": self.endpoint,
+            **{name: getattr(self, name) for name in _SHOWN},
             "errors": {"object": "list", "data": errors} if errors else None,
-            "input_file_id": self.input_file_id,
-            "completion_window": self.completion_window,
-            "status": self.status,
-            "output_file_id": self.output_file_id,
-            "error_file_id": self.error_file_id,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
             **{f"{step}_at": self.times.get(step) for step in steps},
             "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
-            "metadata": self.metadata,
         }
 
 

@@ -119,14 +119,9 @@ def _name_unit(place: str) -> str:
 def _describe_replica(replica: ReplicaView, shard: Mapping[str, Any]) -> dict[str, Any]:
     gauges, ready = replica.gauges, replica.ready
     return {
+        **{name: getattr(replica, name) for name in ("name", "engine", "phase", "detail", "held", "streams")},
         "role": "standby" if replica.standby else "target",
-        "name": replica.name,
-        "engine": replica.engine,
-        "phase": replica.phase,
-        "detail": replica.detail,
-        "held": replica.held,
         "draft": replica.draft or ", ".join(ready.drafting.drafters if ready is not None else ()),
-        "streams": replica.streams,
         "max_depth": ready.drafting.max_depth if ready is not None else 0,
         "adapter": ready.device.adapter if ready is not None else "",
         "weights": ready.precision.weights if ready is not None else "",

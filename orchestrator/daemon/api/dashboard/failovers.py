@@ -12,6 +12,7 @@ from orchestrator.daemon.control.state import FAILED, READY, RESTARTING, STARTIN
 
 # ADR 0069: bounds memory. Not tuned.
 _MOST_EVENTS: Final = 200
+_OVER: Final = {"phase": "is gone", "health": "is healthy again"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,8 @@ class FailoverTimeline:
             if text := _describe_change(kind, before.get((kind, who)), value, reasons.get(who, "")):
                 self._events.append(FailoverEvent(self._clock.wall_s(), model, kind, who, text))
         for kind, who in before.keys() - now.keys():
-            if kind == "phase":
-                self._events.append(FailoverEvent(self._clock.wall_s(), model, kind, who, "is gone"))
-            elif kind == "health":
-                self._events.append(FailoverEvent(self._clock.wall_s(), model, kind, who, "is healthy again"))
+            if kind in _OVER:
+                self._events.append(FailoverEvent(self._clock.wall_s(), model, kind, who, _OVER[kind]))
 
 
 def _list_facts(view: StateView) -> dict[tuple[str, str], Any]:

@@ -22,6 +22,7 @@ from orchestrator.errors import RequestError
 _LAST_REQUESTS: Final = 50  # what a person reads. Not tuned.
 _MOST_REJECTED: Final = 40  # what a person reads. Not tuned.
 _REJECTED: Final = ("what", "why", "role")
+_OF_SHARD: Final = ("device", "weights", "source", "stage_ms")
 
 
 class DashboardState:
@@ -100,16 +101,8 @@ class DashboardState:
 def _sum_up(life: RequestLife) -> dict[str, Any]:
     figures = {name: life.figures.get(name) for name in ("ttft_ms", "tpot_ms", "latency_ms", "acceptance", "finish")}
     moved = sum(mark.what == "moved" for mark in life.marks)
-    return {
-        "id": life.shown_id,
-        "model": life.model,
-        "came_s": life.came_s,
-        "status": life.status,
-        "prompt_tokens": life.prompt_tokens,
-        "tokens": life.tokens,
-        "moved": moved,
-        **figures,
-    }
+    own = {name: getattr(life, name) for name in ("model", "came_s", "status", "prompt_tokens", "tokens")}
+    return {"id": life.shown_id, **own, "moved": moved, **figures}
 
 
 def _describe_plan(plan: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -129,17 +122,8 @@ def _describe_plan(plan: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _describe_planned(replica: dict[str, Any]) -> dict[str, Any]:
     draft, score = replica.get("draft") or {}, replica.get("score") or {}
-    shards = [
-        {
-            "device": shard["device"],
-            "weights": shard["weights"],
-            "source": shard["source"],
-            "stage_ms": shard["stage_ms"],
-        }
-        for shard in replica["shards"]
-    ]
     return {
-        "shards": shards,
+        "shards": [{name: shard[name] for name in _OF_SHARD} for shard in replica["shards"]],
         "drafter": draft.get("drafter", ""),
         "depth": replica["depth"],
         "prediction": {

@@ -42,7 +42,7 @@ class Place(NamedTuple):
         while place is not None:
             tokens[:0] = place.tokens
             place = place.above
-        pointer = "/".join(["#", *map(_escape, tokens)])
+        pointer = "/".join(["#", *(token.replace("~", "~0").replace("/", "~1") for token in tokens)])
         if len(pointer) > _MOST_SHOWN:
             pointer = f"{pointer[: _MOST_SHOWN // 2]}...{pointer[-_MOST_SHOWN // 2 :]}"
         return f"'{pointer}'"
@@ -166,10 +166,6 @@ def _value_ids(node: Node) -> set[int]:
             ids.add(id(value))
             left += value.values() if isinstance(value, dict) else value
     return ids
-
-
-def _escape(token: str) -> str:
-    return token.replace("~", "~0").replace("/", "~1")
 
 
 def _unescape(token: str) -> str:

@@ -77,6 +77,8 @@ class OutputParser:
         self._cut = False
         self._held = ""
         self._at = 0  # the place of `held` in the answer
+        self._nesting = 0  # brackets that the arguments stand in
+        self._depth = JsonDepth()
         self.calls = 0
         self.ended = 0
         self.unfinished = False
@@ -117,6 +119,19 @@ class OutputParser:
         yield from ()
         self._take(len(self._held))
 
+    def _in_arguments(self, last: bool) -> Iterator[Part]:
+        place, closed = self._depth.read_until(self._held, 0, self._nesting)
+        if last and not closed:
+            self.unfinished = True
+            place = len(self._held)
+        if place:
+            yield CallArguments(self.calls - 1, self._take(place))
+        if closed:
+            self._end_arguments()
+
+    def _end_arguments(self) -> None:
+        raise NotImplementedError
+
 
 class ToolCallParser(OutputParser):
     """Splits an answer into text and calls. White space around calls is dropped; what looks like a call and is none
@@ -132,8 +147,6 @@ class ToolCallParser(OutputParser):
         self._leading = True  # only white space came so far
         self._closers = syntax.closers
         self._reader: CallReader = syntax.reader()
-        self._nesting = 0  # brackets that the arguments stand in
-        self._depth = JsonDepth()
         self._behind_call = False
 
     @property
@@ -204,16 +217,10 @@ class ToolCallParser(OutputParser):
             case _:
                 yield from self._no_call()
 
-    def _in_arguments(self, last: bool) -> Iterator[Part]:
-        place, closed = self._depth.read_until(self._held, 0, self._nesting)
-        if last and not closed:
-            self.unfinished = True
-            place = len(self._held)
-        if place:
-            yield CallArguments(self.calls - 1, self._take(place))
-        if closed and self._nesting:
+    def _end_arguments(self) -> None:
+        if self._nesting:
             self._step = self._behind_arguments
-        elif closed:
+        else:
             self._end_call()
 
     def _behind_arguments(self, last: bool) -> Iterator[Part]:

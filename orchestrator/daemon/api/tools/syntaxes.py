@@ -136,17 +136,13 @@ class _Shape:
         units = [unit if isinstance(part, tuple) else re.escape(unit) for part in parts for unit in part]
         nested = ""
         for unit in reversed(units):
-            nested = f"(?:{_unname(unit)}{nested})?"
+            nested = f"(?:{unit.replace('?P<name>', '?:')}{nested})?"
         self.whole = re.compile("".join(units))
         self._beginning = re.compile(nested)
 
     def begins(self, text: str) -> bool:
         """Whether more text could make it match."""
         return self._beginning.fullmatch(text) is not None
-
-
-def _unname(unit: str) -> str:
-    return unit.replace("?P<name>", "?:")
 
 
 class _ShapedReader:
@@ -266,13 +262,8 @@ def _scan_qwen(held: str) -> tuple[str, list[tuple[str, str]], int] | NoCall | N
         close = held.find("</parameter>", key.end())
         if close < 0:
             return None
-        texts.append((key["name"].strip(), _trim_lines(held[key.end() : close])))
+        texts.append((key["name"].strip(), held[key.end() : close].removeprefix("\n").removesuffix("\n")))
         place = close + len("</parameter>")
-
-
-def _trim_lines(text: str) -> str:
-    """Return a value without the line ends that the form puts around it."""
-    return text.removeprefix("\n").removesuffix("\n")
 
 
 _GLM_HEAD = re.compile(rf"<tool_call>\s*(?P<name>{_NAME})(?=\s*<)")

@@ -67,13 +67,10 @@ class Blame:
 
     quarantine_s: float
     explained: set[int] = field(default_factory=set)
-    _numbers: count[int] = field(default_factory=count)
+    numbers: count[int] = field(default_factory=count)
     _records: dict[str, _Record] = field(default_factory=dict)
     _unproven: set[str] = field(default_factory=set)  # digests beside which no other request has had a token
     _quarantine: dict[str, QuarantinedView] = field(default_factory=dict)
-
-    def number_death(self) -> int:
-        return next(self._numbers)
 
     def suspicion(self, digest: str) -> int:
         record = self._records.get(digest)

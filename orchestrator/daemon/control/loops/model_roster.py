@@ -134,9 +134,8 @@ class ModelRoster:
         try:
             while self._again:
                 self._again = False
-                self._carry_out(
-                    self._roster.decide_steps([self._see(number) for number in range(len(self._gates))], self._now())
-                )
+                seen = [self._see(number) for number in range(len(self._gates))]
+                self._carry_out(self._roster.decide_steps(seen, self._clock.monotonic_s()))
         finally:
             self._looking = False
 
@@ -144,9 +143,6 @@ class ModelRoster:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-
-    def _now(self) -> float:
-        return self._clock.monotonic_s()
 
     def _see(self, number: int) -> SeenModel:
         gate = self._gates[number]

@@ -25,17 +25,8 @@ from orchestrator.daemon.control.replicas.worker_life import NO_DEATH
 from orchestrator.daemon.control.state import STARTING
 from orchestrator.daemon.control.streams.streams import Stream
 from orchestrator.errors import ContextExceeded, RequestError
+from orchestrator.protocol import events
 from orchestrator.protocol.draft_messages import DraftLink
-from orchestrator.protocol.events import (
-    Event,
-    Failed,
-    MovedIn,
-    MovedOut,
-    PagesEndpoint,
-    Progress,
-    Retuned,
-    StillWorking,
-)
 from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Gauges, Refused, RoundReport
 from policies.serving.failover.blame import LossKind
@@ -69,8 +60,7 @@ def fold_worker_event(state: State, replica: Replica, event: WorkerEvent, now_s:
             return _replace_worker(state, replica, event.cause, event.kind, now_s)
 
 
-def _hear(state: State, replica: Replica, message: Event, now_s: float) -> list[Action]:
-    """Fold what a replica's worker says that is not being ended."""
+def _hear(state: State, replica: Replica, message: events.Event, now_s: float) -> list[Action]:
     if isinstance(message, RoundReport):
         state.loads.observe_round(replica.spec, message.device_ms)
         beside = state.fleet.is_beside(replica)
@@ -82,9 +72,9 @@ def _hear(state: State, replica: Replica, message: Event, now_s: float) -> list[
         return _fold_round(state, replica, message, now_s)
     chosen: list[Action] = []
     if why := state.identities.learn(replica.spec, message):
-        return replica.life.end(Failed(why, restartable=True))
+        return replica.life.end(events.Failed(why, restartable=True))
     if why := state.identities.agree(message):
-        return replica.life.end(Failed(why, restartable=True, kind="other_class"))
+        return replica.life.end(events.Failed(why, restartable=True, kind="other_class"))
     if isinstance(message, Ready):
         replica.forget_prompts(message)
         replica.state.start_s = now_s - replica.state.due_s
@@ -92,9 +82,9 @@ def _hear(state: State, replica: Replica, message: Event, now_s: float) -> list[
     return [*replica.life.observe_event(message, now_s), *_fold_said(state, replica, message, now_s), *chosen]
 
 
-def _fold_said(state: State, replica: Replica, event: Event, now_s: float) -> list[Action]:
+def _fold_said(state: State, replica: Replica, event: events.Event, now_s: float) -> list[Action]:
     """Fold an event of a replica's worker. Of one that is joining or leaving nobody waits for anything."""
-    if isinstance(event, PagesEndpoint):
+    if isinstance(event, events.PagesEndpoint):
         state.router.moves.endpoints[replica.worker] = event.endpoint
         return []
     if replica.rank in _NOT_SERVING:
@@ -108,15 +98,15 @@ def _fold_said(state: State, replica: Replica, event: Event, now_s: float) -> li
         case Gauges():
             state.drafts.observe_gauges(replica.name, event, now_s)
             return [TellGauges(replica.name, before, event)]
-        case Progress():
+        case events.Progress():
             return [Notify(event)]
-        case StillWorking(stage, pulse) if pulse.expected_ms < 0.0 and pulse.quiet_ms >= _QUIET_MS:
-            return [Notify(Progress(f"{stage} ({pulse.quiet_ms / MS_PER_S:.0f} s of this step so far)", -1.0))]
-        case Retuned():
+        case events.StillWorking(stage, pulse) if pulse.expected_ms < 0.0 and pulse.quiet_ms >= _QUIET_MS:
+            return [Notify(events.Progress(f"{stage} ({pulse.quiet_ms / MS_PER_S:.0f} s of this step so far)", -1.0))]
+        case events.Retuned():
             return _fold_retuned(state, replica, event)
-        case MovedOut():
+        case events.MovedOut():
             return state.router.moves.observe_out(event, now_s)
-        case MovedIn():
+        case events.MovedIn():
             return state.router.moves.observe_in(event, now_s)
         case DraftLink():
             up, link = event.state == "connected", f"{replica.name}-{event.name}"
@@ -167,7 +157,7 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
     actions: list[Action] = []
     first = replica.rank is Rank.SERVING and replica.state.ready is None and not replica.standby
     if first and (why := state.replicas.refuse(replica, ready, state.replicas.primary)):
-        return replica.life.end(Failed(f"{replica.name} serves with {why}", restartable=False, kind="unlike"))
+        return replica.life.end(events.Failed(f"{replica.name} serves with {why}", restartable=False, kind="unlike"))
     again = " again" if replica.state.phase != STARTING else ""
     replica.life.served = True
     replica.state.observe_event(ready)
@@ -180,7 +170,7 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
     return actions
 
 
-def _fold_retuned(state: State, replica: Replica, answer: Retuned) -> list[Action]:
+def _fold_retuned(state: State, replica: Replica, answer: events.Retuned) -> list[Action]:
     """A worker decodes by other options: draft workers are attached again, since it has other drafters."""
     actions = state.retuning.observe_answer(replica, answer)
     if answer.ready is None:
@@ -196,7 +186,7 @@ def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_
     are to blame."""
     if replica.death is not None:
         return []
-    replica.death = state.blame.number_death()
+    replica.death = next(state.blame.numbers)
     state.retuning.forget(replica.worker)
     state.drafts.forget_links(replica.name)
     if replica.life.resting:

@@ -67,21 +67,13 @@ def match_retunable(replicas: Mapping[int, WorkerSpec], specs: Sequence[WorkerSp
     """Return which of these specs each replica can take on without another worker, by the replicas' numbers; None where
     the workers have to be others, or more, or fewer. Pure."""
     left, matches = list(specs), dict[int, WorkerSpec]()
-    for fits in (_is_alike, _is_loaded_alike):  # who runs as one of them is to run goes on as it is
+    for seen_as in (leave_name, _as_loaded):  # who runs as one of them is to run goes on as it is
         for engine, running in replicas.items():
-            mine = next((spec for spec in left if fits(spec, running)), None) if engine not in matches else None
-            if mine is not None:
+            alike = (spec for spec in left if seen_as(spec) == seen_as(running))
+            if engine not in matches and (mine := next(alike, None)) is not None:
                 left.remove(mine)
                 matches[engine] = mine
     return None if left or len(matches) < len(replicas) else matches
-
-
-def _is_alike(spec: WorkerSpec, running: WorkerSpec) -> bool:
-    return leave_name(spec) == leave_name(running)
-
-
-def _is_loaded_alike(spec: WorkerSpec, running: WorkerSpec) -> bool:
-    return _as_loaded(spec) == _as_loaded(running)
 
 
 def _as_loaded(spec: WorkerSpec) -> WorkerSpec:

@@ -66,11 +66,7 @@ class Exclusions:
         """Return which candidates do not take a stream, and which may be lost. `kept_at`: who has its pages."""
         judged = self._judge_all(every, now_s)
         outs = self._rule_out(stream, every, judged, now_s)
-        well = [
-            replica
-            for replica in every
-            if replica.serving and replica.name not in outs and not judged[replica.name].refuses
-        ]
+        well = _list_well(every, judged, outs)
         wanted = (
             (stream.bound_to, f"an operator sends it to {stream.bound_to}"),
             (kept_at, f"its KV cache has gone to {kept_at}"),
@@ -104,11 +100,7 @@ class Exclusions:
         bars = {} if emptied else self._bar(stream, every, outs, judged, now_s)
         outs |= self._list_standing_by(stream, every, outs.keys() | bars.keys(), judged) | bars
         outs |= {name: judgement.why for name, judgement in judged.items() if judgement.held}
-        well = [
-            replica
-            for replica in every
-            if replica.serving and replica.name not in outs and not judged[replica.name].refuses
-        ]
+        well = _list_well(every, judged, outs)
         sound = [replica for replica in well if judged[replica.name].state is not Health.HALF_OPEN]
         for replica in every if well else []:  # what may be broken is better than nothing
             judgement = judged[replica.name]
@@ -214,6 +206,11 @@ class Exclusions:
             late = "has run other requests; another worker will have run none"
             bars |= {replica.name: late for replica in every if replica.runs and not tries[replica.name]}
         return bars
+
+
+def _list_well(every: Sequence[Replica], judged: Mapping[str, Judgement], outs: Collection[str]) -> list[Replica]:
+    serving = [replica for replica in every if replica.serving and replica.name not in outs]
+    return [replica for replica in serving if not judged[replica.name].refuses]
 
 
 def has_hope(replica: Replica) -> bool:

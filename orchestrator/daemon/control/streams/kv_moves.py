@@ -25,7 +25,7 @@ from orchestrator.protocol.events import MovedIn, MovedOut
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.ready import Ready
 from policies.serving.kv_move import CopyRate, MovePrice, may_begin, observe_copy, price_move
-from policies.serving.replica_load import ReplicaPace, predict_prefill_ms
+from policies.serving.replica_load import predict_prefill_ms
 
 PLACE_PATIENCE_S = 10.0
 """So long a stream runs on where it is while the next replica has no place for it. ADR 0051."""
@@ -196,7 +196,9 @@ class KvMoves:
             tokens=len(stream.submit.prompt) + len(stream.committed),
             remembered_tokens=remembered,
             bytes_per_token=ready.kv.page_bytes / ready.kv.block_tokens if ready is not None else 0.0,
-            prefill_ms_per_token=predict_prefill_ms(_list_paces(source, target)),
+            prefill_ms_per_token=predict_prefill_ms(
+                [(target if target.paces.plain.prefill_ms else source).paces.plain]
+            ),
         )
         if _format_of(target) != _format_of(source):
             return price, f"pages of {target.name} are of another kind"
@@ -283,11 +285,6 @@ def _tell_sum(name: str, done: KvMoveTotals) -> list[Action]:
 def _format_of(replica: Replica) -> str:
     ready = replica.state.ready
     return ready.kv.format if ready is not None else ""
-
-
-def _list_paces(source: Replica, target: Replica) -> list[ReplicaPace]:
-    """Return the paces that say what a prompt's tokens take: the next replica's, where it has computed any."""
-    return [replica.paces.plain for replica in ((target,) if target.paces.plain.prefill_ms else (source,))]
 
 
 def _most_bytes(stream: Stream, ready: Ready | None) -> int:

@@ -139,7 +139,6 @@ class OperatorSteering:
         return lines + [action for stream in streams for action in self._router.end(stream, now_s, error)]
 
     def _fail_over(self, event: events.FailoverAsked, now_s: float) -> list[Action]:
-        actions: list[Action] = []
         if event.target in self._failovers:  # the other way round: that one serves again
             undone = self._failovers.pop(event.target)
             self._health.hold(Part("worker", event.target), None)
@@ -151,7 +150,7 @@ class OperatorSteering:
             self._call(known.target, called=False)
         self._call(event.target, called=True)
         text = "worker %s is to be failed over to %s"
-        return [*actions, LogLine("info", text, (event.source, event.target)), *self.advance(now_s)]
+        return [LogLine("info", text, (event.source, event.target)), *self.advance(now_s)]
 
     def _give_back(self, source: str, now_s: float) -> list[Action]:
         undone = self._failovers.pop(source, None)

@@ -21,6 +21,10 @@ from orchestrator.errors import RequestError
 
 _ID_BYTES = 12
 _PREFIXES = {"thought": "rs", "text": "msg", "call": "fc"}
+_TOLD_AGAIN = (
+    *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "temperature"),
+    "top_p",
+)
 _encode = msgspec.json.Encoder().encode
 Keep = Callable[[str, dict[str, Any]], None]
 
@@ -104,23 +108,17 @@ class ResponseWriter(AnswerWriter):
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata,
+            **{name: getattr(body, name) for name in _TOLD_AGAIN},
             "model": self._head.model,
             "output": [],
-            "parallel_tool_calls": body.parallel_tool_calls,
-            "previous_response_id": body.previous_response_id,
             "reasoning": body.reasoning.model_dump(include={"effort", "summary"}),
             "store": self._keep is not None,
             "system_fingerprint": self.source.fingerprint,
-            "temperature": body.temperature,
             "text": {"format": body.text.format.model_dump(exclude_unset=True, by_alias=True) | {
                 "type": body.text.format.type
             }},
             "tool_choice": _tell_choice(body.tool_choice),
             "tools": [tool.model_dump() for tool in body.tools if not isinstance(tool, HostedTool)],
-            "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None,
             "user": body.user or None,
