@@ -152,7 +152,7 @@ class MoveView:
     why: str
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _RequestFacts:
     """What a request's history says as it is. `owner`: of whose key, by the key's id. `digest` names what it asks for
     ("": not known yet). `outcome`: how it ended, "" while it lives. Its client brought `prediction_tokens` that it
