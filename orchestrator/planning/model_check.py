@@ -92,7 +92,6 @@ class ModelCheck:
 
     @property
     def loads(self) -> bool:
-        """Whether a runtime here loads it."""
         return any(verdict.loads for verdict in self.runtimes)
 
     @property

@@ -55,7 +55,6 @@ class BestRows(NamedTuple):
         return BestRow(self.ids[index], float(self.masses[index]), partial(self.read, index))
 
     def cut(self, first: int, end: int) -> BestRows:
-        """Return these of the rows."""
         return BestRows(self.ids[first:end], self.masses[first:end], lambda index: self.read(first + index))
 
 

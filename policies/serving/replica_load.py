@@ -275,7 +275,6 @@ class PaceSum:
         self._prefill_ms += new.prefill_ms - old.prefill_ms
 
     def find_sum(self) -> ReplicaPace:
-        """Return the sums."""
         if self._sum is None:
             known = [pace.prefill_ms for pace in self._paces.values() if pace.prefill_ms > 0.0]
             self._prefills, self._prefill_ms, self._changes = len(known), sum(known), 0

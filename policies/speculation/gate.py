@@ -71,7 +71,6 @@ class GateState:
 
     @property
     def drafting(self) -> bool:
-        """Whether drafts are made."""
         return self.account.trusted
 
 

@@ -107,7 +107,6 @@ class FewLayers:
 
     @property
     def count(self) -> int:
-        """How many layers are loaded."""
         return sum(part.end - part.first for part in self.ranges)
 
     @property

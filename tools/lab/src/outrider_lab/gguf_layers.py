@@ -92,7 +92,6 @@ def _experts(zeros: set[str]) -> set[str]:
 
 
 def count_layers(source: Path) -> int:
-    """Return how many layers a GGUF model has."""
     reader = GGUFReader(str(source))
     family = reader.fields["general.architecture"].contents()
     return int(reader.fields[f"{family}.block_count"].contents())

@@ -173,7 +173,6 @@ def _step_ms(target: LoadedSource, rows: int) -> float:
 
 
 def print_exactness(summary: dict[str, Any]) -> None:
-    """Print the figures."""
     from rich.console import Console
     from rich.table import Table
 

@@ -21,7 +21,6 @@ def check_json_path(path: Path | None, option: str = "--json") -> None:
 
 
 def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
-    """Write a result where a file was asked for."""
     if path is not None:
         path.write_text(json.dumps(result, indent=1), encoding="utf-8")
 

@@ -21,7 +21,6 @@ _EPILOGUE = "kinds of faults:\n" + "\n".join(f"  {name:18}{kind.description}" fo
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider_lab.chaos",
         description="Break a real daemon on purpose, under load, and say what its clients lost.",
@@ -67,7 +66,6 @@ def read_options(arguments: argparse.Namespace, parser: argparse.ArgumentParser)
 
 
 def main() -> int:
-    """Run, report, and return the exit code."""
     parser = build_parser()
     options = read_options(parser.parse_args(), parser)
     console = Console(stderr=True)

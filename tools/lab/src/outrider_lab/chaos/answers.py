@@ -26,7 +26,6 @@ class ClientAnswer:
 
     @classmethod
     def of_body(cls, body: dict[str, Any]) -> ClientAnswer:
-        """Return the answer in a whole body."""
         found = cls()
         found.add(body, "message")
         return found

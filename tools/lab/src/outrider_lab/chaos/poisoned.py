@@ -33,7 +33,6 @@ class PoisonedEngine:
         self._count: Counter[str] = Counter()
 
     def submit(self, command: Command) -> None:
-        """See protocol.contract.Engine."""
         if isinstance(command, Submit):
             after = command.sampling.seed - POISON_SEED
             if 0 <= after < MOST_TOKENS:
@@ -43,12 +42,9 @@ class PoisonedEngine:
         self._inner.submit(command)
 
     def describe_step(self) -> Step | None:
-        """See protocol.contract.Engine."""
         return self._inner.describe_step()
 
     def run(self, emit: Callable[[Event], None]) -> None:
-        """See protocol.contract.Engine."""
-
         def watch(event: Event) -> None:
             emit(event)
             if self._deadly and isinstance(event, RoundReport):
@@ -64,7 +60,6 @@ class PoisonedEngine:
 
 
 def build_poisoned_engine(options: dict[str, Any]) -> Engine:
-    """Return the product's engine behind the poison."""
     return PoisonedEngine(build_engine(options))
 
 

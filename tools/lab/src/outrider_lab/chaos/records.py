@@ -75,7 +75,6 @@ class Restart:
 
 
 def is_explained(restart: Restart, faults: Sequence[FaultRecord]) -> bool:
-    """Return whether a fault may be the cause of a restart."""
     for fault in faults:
         may_cost = restart.worker in fault.victims or (restart.worker == DAEMON and bool(fault.victims))
         if fault.began_s is None or not may_cost:
@@ -87,7 +86,6 @@ def is_explained(restart: Restart, faults: Sequence[FaultRecord]) -> bool:
 
 
 def find_false_alarms(restarts: Sequence[Restart], faults: Sequence[FaultRecord]) -> list[Restart]:
-    """Return the restarts that no fault is the cause of."""
     return [restart for restart in restarts if not is_explained(restart, faults)]
 
 

@@ -85,7 +85,6 @@ class Cable:
 
 
 def main() -> None:
-    """Make the devices, say so, and pass frames."""
     near, far, name = sys.argv[1:]
     cable = Cable(open_device(near, name), open_device(far, name))
     sys.stdout.write("ready\n")

@@ -33,7 +33,6 @@ _COLUMNS = {
 
 
 def stream_row(stream: StreamRecord, met: list[str]) -> dict[str, Any]:
-    """Return a stream as the report has it."""
     return {
         "number": stream.number,
         "client": stream.lane,

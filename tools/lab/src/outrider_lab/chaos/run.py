@@ -161,7 +161,6 @@ class _Run:
         return time.monotonic() - self._began_s
 
     async def make(self) -> dict[str, Any]:
-        """Make the run; returns the report. Raises ChaosError."""
         code: int | None = None
         left: list[str] = []
         try:
@@ -386,7 +385,6 @@ class _Run:
 def describe_difference(
     expected: Sequence[str], found: Sequence[str], answer: ClientAnswer, undisturbed: ClientAnswer
 ) -> str:
-    """Return where an answer first differs, in a line."""
     if not compare_tokens(expected, found):
         return (
             f"ended with {answer.finish} after {answer.completion_tokens} tokens instead of "

@@ -114,7 +114,6 @@ class WorkerSeen:
 
 
 def read_workers(status: Mapping[str, Any]) -> list[WorkerSeen]:
-    """Return the workers that a status tells of."""
     found = []
     for one in status["replicas"]:
         found.append(_read_worker(str(one["name"]), "target", one, one["totals"]["restarts"]))
@@ -149,7 +148,6 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where the API is."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -158,7 +156,6 @@ class Service:
         return self.process.pid if self.process is not None else 0
 
     def start(self) -> None:
-        """Start `outrider serve`; returns at once."""
         module = "outrider_lab.chaos.poisoned" if self.poisoned else "orchestrator.cli.main"
         self._output = self._output or self.log.open("ab")
         self.wanted = True
@@ -186,7 +183,6 @@ class Service:
         raise ChaosError(f"the daemon was not ready within {READY_WITHIN_S:.0f} s:\n{self.last_lines()}")
 
     async def is_ready(self) -> bool:
-        """Ask the API."""
         try:
             async with httpx.AsyncClient(timeout=2.0) as client:
                 return (await client.get(f"{self.url}/ready")).status_code == httpx.codes.OK
@@ -201,7 +197,6 @@ class Service:
             return None
 
     def last_lines(self, count: int = 12) -> str:
-        """Return the end of the daemon's log."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
 
     def remember(self, pids: list[int]) -> None:

@@ -31,13 +31,11 @@ class Watch:
         return len(self._adopted)
 
     async def run(self) -> None:
-        """Look until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """Ask the daemon once."""
         asked, asked_s = self._service.pid, self._now_s()
         status = await self._service.status()
         for at_s, code in self._service.exits[self._exits :]:

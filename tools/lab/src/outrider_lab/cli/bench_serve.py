@@ -260,6 +260,5 @@ def _report(
 
 
 def summaries_of(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the summary of each endpoint."""
     summary = result["summary"]
     return [summary, summary["compare"]] if "compare" in summary else [summary]

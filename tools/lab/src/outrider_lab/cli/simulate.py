@@ -182,14 +182,12 @@ def read_acceptance(files: list[Path]) -> dict[str, Any]:
 
 @contextmanager
 def show_progress() -> Iterator[Any]:
-    """Show how far virtual time is, on a terminal."""
     with show_doing() as doing:
         yield lambda now_s, requests: doing(f"{now_s:,.0f} s simulated, {requests:,} requests")
 
 
 @contextmanager
 def show_doing() -> Iterator[Any]:
-    """Show what is simulated, on a terminal."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 

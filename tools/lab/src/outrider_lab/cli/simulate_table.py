@@ -51,7 +51,6 @@ def print_simulation(result: dict[str, Any]) -> None:
 
 
 def print_answer(answer: Answer) -> None:
-    """Print the table of a question, and what was assumed."""
     console = wide_console()
     console.print(answer.question, highlight=False)
     table = Table()

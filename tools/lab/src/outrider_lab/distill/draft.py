@@ -57,7 +57,6 @@ class Shape:
         }
 
     def values(self) -> dict[str, int]:
-        """Return the sizes by name."""
         return asdict(self)
 
 

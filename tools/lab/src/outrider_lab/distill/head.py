@@ -196,7 +196,6 @@ def train(
 
 
 def write_head(head: Trained, directory: Path) -> None:
-    """Write a head in bfloat16, by EAGLE-3's names."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: weight.to(torch.bfloat16).contiguous() for name, weight in head.network.state_dict().items()}
     tensors["d2t"] = torch.from_numpy(head.outputs - np.arange(len(head.outputs)))

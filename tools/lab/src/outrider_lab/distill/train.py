@@ -56,7 +56,6 @@ class State:
 
     @classmethod
     def fresh(cls, shape: Shape, outputs: NDArray[np.int64], plan: Plan) -> State:
-        """Begin."""
         torch.manual_seed(plan.seed)
         draft = Draft(shape, plan.dropout)
         return cls(draft, _optimizer(draft, plan), outputs, plan)
@@ -128,7 +127,6 @@ def begin_with(draft: Draft, embedding: NDArray[np.float32], outputs: NDArray[np
 
 
 def loss_of(draft: Draft, batch: Rows) -> torch.Tensor:
-    """Return the mean loss of a batch's labelled positions."""
     labelled = (torch.from_numpy(batch.chances) > 0).any(dim=-1)
     hidden = draft.compute_hidden(torch.from_numpy(batch.tokens.astype(np.int64)))[labelled]
     ids = torch.from_numpy(batch.top_ids.astype(np.int64))[labelled]

@@ -273,7 +273,6 @@ def list_devices(only: Sequence[str]) -> tuple[list[DeviceProfile], list[str]]:
 def write_report(
     devices: Sequence[tuple[DeviceProfile, Sequence[Outcome]]], missing: Sequence[str], source: str, took_s: float
 ) -> str:
-    """Return the report."""
     own = processor()
     lines = [
         "# Devices",

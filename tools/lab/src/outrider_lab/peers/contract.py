@@ -67,7 +67,6 @@ class Answer:
 
     @property
     def generated(self) -> int:
-        """How many tokens were generated."""
         return len(self.tokens) if self.count is None else self.count
 
 
@@ -117,7 +116,6 @@ def listen(listener: Callable[[str], None]) -> None:
 
 
 def announce(what: str) -> None:
-    """Tell listeners what begins now."""
     for one in _listeners:
         one(what)
 

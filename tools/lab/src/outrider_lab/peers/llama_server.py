@@ -157,7 +157,6 @@ class LlamaServer:
         """See PeerEngine: its lookup searches the request's own text alone."""
 
     def close(self) -> None:
-        """See PeerEngine."""
         self._asking.shutdown(cancel_futures=True)
         self._client.close()
         _end(self._server)

@@ -13,7 +13,6 @@ from typing import Any
 
 
 def main() -> None:
-    """Load the model, serve until the signal."""
     asked = parse_arguments()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # the server's threads take this over
     import xllamacpp
@@ -42,7 +41,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def build_params(library: Any, asked: argparse.Namespace) -> Any:
-    """Return the library's parameters of a server."""
     params = library.CommonParams()
     params.model.path = asked.model
     params.hostnames, params.port = [asked.host], asked.port

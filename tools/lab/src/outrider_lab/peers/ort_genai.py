@@ -29,7 +29,6 @@ class OnnxGenai:
     """A generator for each request, on as many threads as the other engines have: left alone it takes half of them."""
 
     def __init__(self, genai: Any, directory: Path, threads: int) -> None:
-        """Load the model."""
         self._genai, self._directory, self._threads = genai, directory, threads
         config = genai.Config(str(directory))
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
@@ -47,7 +46,6 @@ class OnnxGenai:
         }
 
     def generate(self, prompt: PeerPrompt, max_tokens: int) -> Answer:
-        """See PeerEngine."""
         stop = set(prompt.stop_tokens)
         tokens: list[int] = []
         started_s = time.perf_counter()
@@ -60,21 +58,17 @@ class OnnxGenai:
         return Answer(tokens, first_s, time.perf_counter() - started_s)
 
     def generate_many(self, prompts: Sequence[PeerPrompt], max_tokens: int) -> list[Answer]:
-        """See PeerEngine."""
         raise NotOffered("a generator's batch takes prompts of one length only")
 
     def score(self, tokens: Sequence[int]) -> Score:
-        """See PeerEngine."""
         rows = np.asarray(self._open(tokens[:-1], 1).get_output("logits"))[0]
         if len(rows) != len(tokens) - 1:
             raise NotOffered("this graph gives logits of the last token alone")
         return Score(log_probabilities(rows, tokens[1:]), [int(token) for token in rows.argmax(axis=1)])
 
-    def forget(self) -> None:
-        """See PeerEngine: nothing is remembered."""
+    def forget(self) -> None: ...
 
-    def close(self) -> None:
-        """See PeerEngine."""
+    def close(self) -> None: ...
 
     def _open(self, tokens: Sequence[int], max_tokens: int) -> Any:
         settings = self._genai.GeneratorParams(self._model)

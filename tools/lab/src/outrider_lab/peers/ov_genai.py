@@ -52,7 +52,6 @@ class Pipeline:
         self._pipe = genai.LLMPipeline(str(directory), "CPU", **extra)
 
     def describe(self) -> dict[str, str]:
-        """See PeerEngine."""
         asked = ", ".join(f"{name} {value}" for name, value in self._config.items())
         return describe_ir(self._directory, self._options) | ({"asked": asked} if asked else {})
 
@@ -69,25 +68,20 @@ class Pipeline:
         return Answer(tokens, metrics.get_ttft().mean / 1000.0, last_s, len(steps) or None, None, accepted)
 
     def generate_many(self, prompts: Sequence[PeerPrompt], max_tokens: int) -> list[Answer]:
-        """See PeerEngine."""
         raise NotOffered("one request at a time: its mode for several is continuous batching")
 
     def score(self, tokens: Sequence[int]) -> Score:
-        """See PeerEngine."""
         raise NotOffered("this pipeline tells no log-probabilities; continuous batching over the same files does")
 
-    def forget(self) -> None:
-        """See PeerEngine: nothing is remembered."""
+    def forget(self) -> None: ...
 
-    def close(self) -> None:
-        """See PeerEngine."""
+    def close(self) -> None: ...
 
 
 class Batching:
     """`ContinuousBatchingPipeline`, without its prefix cache. A request joins when another one ends."""
 
     def __init__(self, genai: Any, directory: Path, options: PeerOptions) -> None:
-        """Load it."""
         self._genai, self._directory, self._options = genai, directory, options
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = max(1, math.ceil(options.kv_cache_bytes / _BYTES_PER_GB))
@@ -98,11 +92,9 @@ class Batching:
         self._requests = 0
 
     def describe(self) -> dict[str, str]:
-        """See PeerEngine."""
         return describe_ir(self._directory, self._options)
 
     def generate(self, prompt: PeerPrompt, max_tokens: int) -> Answer:
-        """See PeerEngine."""
         return self.generate_many([prompt], max_tokens)[0]
 
     def generate_many(self, prompts: Sequence[PeerPrompt], max_tokens: int) -> list[Answer]:
@@ -136,11 +128,9 @@ class Batching:
         told = handle.read_all()[0].generated_log_probs
         return Score([float(value) for value in told[1 : len(tokens)]])
 
-    def forget(self) -> None:
-        """See PeerEngine: nothing is remembered."""
+    def forget(self) -> None: ...
 
-    def close(self) -> None:
-        """See PeerEngine."""
+    def close(self) -> None: ...
 
     def _add(self, tokens: list[int], config: Any) -> Any:
         self._requests += 1

@@ -21,34 +21,25 @@ class FixedDepth:
         self._by_key = dict(by_key or {})
         self._limits: list[int] = []
 
-    def begin(self, key: str, most: int, *, sure: bool = False) -> None:
-        """See the port."""
+    def begin(self, key: str, most: int, *, sure: bool = False) -> None: ...
 
-    def end(self, key: str) -> None:
-        """See the port."""
+    def end(self, key: str) -> None: ...
 
-    def reset_gain(self) -> None:
-        """See the port."""
+    def reset_gain(self) -> None: ...
 
     def decide_draft_limits(self, now: RoundContext) -> DraftLimits:
-        """See the port."""
         self._limits = [min(self.depth_of(now, place), place.max_draft_tokens) for place in now.places]
         return DraftLimits(self._limits)
 
     def depth_of(self, now: RoundContext, place: RoundSequence) -> int:
-        """Return the depth of one request in this round."""
         return self._by_key.get(place.key, self._depth)
 
     def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
-        """See the port."""
         return [min(proposal.tokens, limit) for proposal, limit in zip(proposals, self._limits, strict=True)]
 
-    def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
-        """See the port."""
+    def observe_round(self, now: RoundContext, done: RoundOutcome) -> None: ...
 
     def decide_pause(self) -> int:
-        """See the port: a round costs next to nothing."""
         return 0
 
-    def observe_pause(self, rounds: int, rows: int) -> None:
-        """See the port."""
+    def observe_pause(self, rounds: int, rows: int) -> None: ...

@@ -57,7 +57,6 @@ class Costs:
         return self.draft_token_ms > 0.0
 
     def rows(self, depth: int) -> int:
-        """Return the rows of one sequence with so many drafts."""
         rows = max(1 + depth, self.paid_rows)
         return pad_to_width(rows, self.widths) if self.widths else rows
 

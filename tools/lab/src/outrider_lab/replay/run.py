@@ -49,7 +49,6 @@ class Replay:
 
     @property
     def tokens_per_s(self) -> float:
-        """All tokens / all time."""
         return MS_PER_S * self.tokens / self.ms if self.ms else 0.0
 
 

@@ -36,7 +36,6 @@ class Course:
     accepted: float
 
     def count_tokens(self, rounds: int) -> int:
-        """Return the tokens after so many rounds."""
         last = len(self.tokens) - 1
         whole, rest = divmod(rounds, last)
         return whole * self.tokens[last] + self.tokens[rest]

@@ -27,7 +27,6 @@ class FaultInjector:
         }
 
     def happen(self, fault: Fault) -> None:
-        """Let it go wrong now."""
         self._kinds[fault.kind](fault)
 
     def _find_workers(self, fault: Fault) -> list[tuple[int, SimulatedProcess]]:

@@ -82,11 +82,9 @@ class Outcomes:
         return number
 
     def count_ended(self) -> int:
-        """Return how many requests were completed, refused or ended."""
         return len(self.ends_s) + self.errors.total()
 
     def add(self, arrival_s: float, first_s: float, end_s: float, tokens: int, prompt: int, user_class: int) -> None:
-        """Count a request that ended."""
         self.arrivals_s.append(arrival_s)
         self.firsts_s.append(first_s)
         self.ends_s.append(end_s)

@@ -85,7 +85,6 @@ class Fleet:
     assumed: tuple[str, ...] = ()
 
     def find_link(self, left: str, right: str) -> LinkProfile:
-        """Return what lies between two hosts."""
         if left == right or not left or not right:
             return self.default_links.same_host
         known = self.links.get((left, right)) or self.links.get((right, left))

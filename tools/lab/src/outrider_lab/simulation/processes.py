@@ -69,9 +69,7 @@ class ProcessWorld(Protocol):
         """Hand an event to control."""
         ...
 
-    def find_output(self, key: str) -> tuple[int, int, str, int]:
-        """See target_worker.WorkerWorld."""
-        ...
+    def find_output(self, key: str) -> tuple[int, int, str, int]: ...
 
 
 @dataclass(slots=True)
@@ -122,11 +120,9 @@ class Processes:
         yield from list(self._running.items())
 
     def count_rounds(self) -> int:
-        """Return how many rounds all targets ran so far."""
         return sum(use.rounds for use in self.uses.values())
 
     def are_loading(self) -> bool:
-        """Whether one of them is not ready yet."""
         return any(not one.ready for one in reversed(self._running.values()))  # the last ones are ready last
 
     def listen(self) -> tuple[list[int], bool]:
@@ -142,12 +138,10 @@ class Processes:
         return heard, frozen
 
     def start(self, action: StartWorker) -> None:
-        """Start a process after a while."""
         process = self._running[action.worker] = SimulatedProcess(action, action.spec.node)
         self._world.after(action.after_s + self._world.timing.spawn_s, self._finish_spawn, (action.worker, process))
 
     def stop(self, action: StopWorker) -> None:
-        """End a process, as control asks."""
         self.end(action.worker, "the worker was stopped", "killed", seen_s=0.0)
 
     def end(self, worker: int, cause: str, kind: LossKind, *, seen_s: float | None = None) -> None:
@@ -194,20 +188,16 @@ class Processes:
 
     @property
     def now_s(self) -> float:
-        """The virtual clock."""
         return self._world.now_s
 
     def after(self, delay_s: float, call: Callable[[Any], None], argument: Any) -> None:
-        """Call back in a while."""
         self._world.after(delay_s, call, argument)
 
     def is_crowded(self, machine: str) -> bool:
-        """See target_worker.WorkerWorld."""
         busy = [one for one in self._running.values() if one.target is not None and one.target.busy]
         return sum(one.target is not None and one.target.replica.machine == machine for one in busy) > 1
 
     def find_output(self, key: str) -> tuple[int, int, str, int]:
-        """See target_worker.WorkerWorld."""
         return self._world.find_output(key)
 
     def _hear(self, told: tuple[int, Event, SimulatedProcess]) -> None:

@@ -35,7 +35,6 @@ class Recording(msgspec.Struct, frozen=True):
     version: int = VERSION
 
     def categories(self) -> list[str]:
-        """Return the names of the categories, in order."""
         first = next(iter(self.kinds.values()))
         return list(dict.fromkeys(request.category for request in first))
 

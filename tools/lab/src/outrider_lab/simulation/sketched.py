@@ -118,7 +118,6 @@ class _Builder:
                 self._place(proposal, replica, copy)
 
     def build(self, sketch: Sketch, devices: int) -> Fleet:
-        """Return the fleet."""
         links: dict[tuple[str, str], LinkProfile] = {
             (one.left, one.right): one for one in build_stated_links(sketch.links)
         }

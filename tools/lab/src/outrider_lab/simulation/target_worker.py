@@ -129,16 +129,13 @@ class SimulatedTarget:
 
     @property
     def busy(self) -> bool:
-        """Whether it runs rounds."""
         return bool(self._running)
 
     @property
     def running(self) -> int:
-        """How many sequences have a place."""
         return len(self._running)
 
     def list_keys(self) -> list[str]:
-        """Return the requests that have a place."""
         return [one.key for one in self._running]
 
     def describe(self) -> Ready:
@@ -146,7 +143,6 @@ class SimulatedTarget:
         return build_ready(self.replica)
 
     def say_gauges(self) -> None:
-        """Say how full it is."""
         kind, now_s = self.kind, self._world.now_s
         self._gauged_s = now_s
         total = kind.kv_tokens // BLOCK_TOKENS
@@ -161,7 +157,6 @@ class SimulatedTarget:
         self._world.tell(self.number, told)
 
     def submit(self, submit: Submit) -> None:
-        """Take a request in."""
         key = submit.request_id.partition("#")[0]
         now_s = self._world.now_s
         sequence = SimulatedSequence(key, submit, self._world.find_output(key), now_s)
@@ -175,7 +170,6 @@ class SimulatedTarget:
             self._end_early()
 
     def cancel(self, sent_id: str) -> None:
-        """Forget a request."""
         for sequence in self._waiting:
             if sequence.sent_id == sent_id:
                 self._waiting.remove(sequence)
@@ -213,7 +207,6 @@ class SimulatedTarget:
             self._world.tell(self.number, self._report(deltas))
 
     def freeze(self) -> None:
-        """Stand still, as a stopped process does."""
         if not self.frozen:
             self.tell_progress()
             self.frozen = True
@@ -221,7 +214,6 @@ class SimulatedTarget:
             self._step += 1
 
     def thaw(self) -> None:
-        """Go on."""
         if self.frozen:
             self.frozen = False
             if self._running:
@@ -237,7 +229,6 @@ class SimulatedTarget:
             self._end_early()
 
     def lose(self) -> None:
-        """End: nothing more is said."""
         self._step += 1
         self._running.clear()
         self._waiting.clear()
@@ -353,7 +344,6 @@ class SimulatedTarget:
         self._await_end()
 
     def _time_round(self, rows: float, sequences: int, context_tokens: float) -> float:
-        """Return what a round takes that decodes, in ms."""
         forward_ms = self.kind.costs.forward.ms(rows, sequences, context_tokens)
         self._draft_ms = 0.0
         if self._drafting and self.draft is not None:
@@ -490,7 +480,6 @@ class SimulatedTarget:
         self._waiting.appendleft(one)
 
     def _take_out(self, one: SimulatedSequence) -> None:
-        """Let a sequence have no share of the step under way."""
         self._running.remove(one)
         self._filling = [(filled, rows) for filled, rows in self._filling if filled is not one]
 

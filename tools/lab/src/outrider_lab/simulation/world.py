@@ -75,7 +75,6 @@ class WorldLog:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, now_s: float, line: LogLine) -> None:
-        """Take a line."""
         self.counts[line.level] += 1
         if line.level in ("warning", "error") and len(self.lines) < _MOST_LINES:
             self.lines.append(f"{now_s:.3f} s: {line.level}: {line.text % line.values}")
@@ -127,16 +126,13 @@ class World:
 
     @property
     def uses(self) -> dict[str, TargetUse]:
-        """What the replicas of each kind did."""
         return self._processes.uses
 
     @property
     def now_s(self) -> float:
-        """The virtual clock."""
         return self.env._now
 
     def after(self, delay_s: float, call: Callable[[Any], None], argument: Any) -> None:
-        """Call back in a while."""
         event = self.env.timeout(delay_s, argument)
         event.callbacks.append(lambda done: call(done.value))
 
@@ -177,7 +173,6 @@ class World:
             self.after(_STALLED_S, self._look_for_stall, done)
 
     def send(self, traced: TracedRequest) -> str:
-        """Let a client send a request now; return its key."""
         key = f"q{self._count}"
         self._count += 1
         user_class = self.outcomes.ask(traced.user_class)
@@ -186,7 +181,6 @@ class World:
         return key
 
     def find_output(self, key: str) -> tuple[int, int, str, int]:
-        """See target_worker.WorkerWorld."""
         live = self._live[key]
         return live.traced.output_tokens, live.course, live.traced.prefix, live.traced.prefix_tokens
 
@@ -328,7 +322,6 @@ class _CourseNumbers:
         self._all = list(range(len(longest) if longest is not None else 1))
 
     def choose(self, category: str, number: int) -> int:
-        """Return the number of a course."""
         if self._in_order:
             return (number - 1) % len(self._all)
         known = self._by_category.get(category) or self._all

@@ -48,7 +48,6 @@ class Served:
 
     @property
     def admin(self) -> Path:
-        """The admin socket."""
         return self.directory / "admin.sock"
 
     def query(self, route: str) -> dict[str, Any]:

@@ -71,7 +71,6 @@ class EndpointEngine:
         }
 
     def generate(self, prompt: PeerPrompt, max_tokens: int) -> Answer:
-        """See PeerEngine."""
         return self.generate_many([prompt], max_tokens)[0]
 
     def generate_many(self, prompts: Sequence[PeerPrompt], max_tokens: int) -> list[Answer]:

@@ -41,14 +41,12 @@ class OutriderEngine:
     """One decode loop over all requests, which learns what rounds cost, as a server's does."""
 
     def __init__(self, target: LoadedSource, options: EngineOptions, speculate: bool) -> None:
-        """Take a loaded target."""
         self._target, self._options, self._speculate = target, options, speculate
         self._requests = 0
         self._drafter: Drafter | None = None
         self._build()
 
     def describe(self) -> dict[str, str]:
-        """See PeerEngine."""
         caps, its = self._target.model.capabilities, self._options.model
         drafts = ", ".join(draft.name for draft in self._options.drafters) if self._speculate else "none"
         return {
@@ -62,11 +60,9 @@ class OutriderEngine:
         }
 
     def generate(self, prompt: PeerPrompt, max_tokens: int) -> Answer:
-        """See PeerEngine."""
         return self.generate_many([prompt], max_tokens)[0]
 
     def generate_many(self, prompts: Sequence[PeerPrompt], max_tokens: int) -> list[Answer]:
-        """See PeerEngine."""
         submits = []
         for prompt in prompts:
             self._requests += 1
@@ -88,7 +84,6 @@ class OutriderEngine:
             self._build()
 
     def close(self) -> None:
-        """See PeerEngine."""
         if self._drafter is not None:
             self._drafter.close()
         self._target.model.close()

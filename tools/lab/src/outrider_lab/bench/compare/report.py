@@ -56,7 +56,6 @@ def list_sections(result: dict[str, Any]) -> Iterator[Section]:
 
 
 def as_markdown(sections: Iterable[Section]) -> str:
-    """Return the document in Markdown."""
     lines = ["# Outrider beside other engines", ""]
     for one in sections:
         lines += [f"## {one.title}", ""]

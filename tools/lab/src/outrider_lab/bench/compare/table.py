@@ -122,7 +122,6 @@ def list_notes(result: dict[str, Any]) -> list[str]:
 
 
 def print_comparison(result: dict[str, Any]) -> None:
-    """Print the tables."""
     from rich.console import Console
 
     console, about = Console(), result["environment"]

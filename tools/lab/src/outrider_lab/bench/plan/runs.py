@@ -42,7 +42,6 @@ class RunLoad:
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"{self.concurrency} at once, {'long' if self.long else 'short'} prompts"
 
     def requests(self, counted: int) -> int:
@@ -73,17 +72,14 @@ class RunMeasurement:
 
     @property
     def seconds(self) -> float:
-        """What they took."""
         return sum(one.whole_ms for one in self.rounds) / 1000.0
 
     @property
     def tokens(self) -> int:
-        """What they said."""
         return sum(one.tokens for one in self.rounds)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of all sequences per second."""
         return self.tokens / self.seconds
 
     @property

@@ -21,7 +21,6 @@ _T = TypeVar("_T")
 
 
 def name_fixed_depth(depth: int) -> str:
-    """Return the name of a fixed depth's variant."""
     return f"fixed-{depth}"
 
 
@@ -46,61 +45,48 @@ class Timed:
 
     @property
     def name(self) -> str:
-        """See the port."""
         return self.policy.name
 
     @property
     def cost(self) -> CostModel:
-        """See the port."""
         return self.policy.cost
 
     @property
     def rest(self) -> Rest:
-        """See the port."""
         return self.policy.rest
 
     def begin(self, key: str, most: int, *, sure: bool = False) -> None:
-        """See the port."""
         self.policy.begin(key, most, sure=sure)
 
     def end(self, key: str) -> None:
-        """See the port."""
         self.policy.end(key)
 
     def reset_gain(self) -> None:
-        """See the port."""
         self.policy.reset_gain()
 
     def decide_draft_limits(self, now: RoundContext) -> DraftLimits:
-        """See the port."""
         return self._take_time(self.policy.decide_draft_limits, now)
 
     def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
-        """See the port."""
         return self._take_time(self.policy.decide_depths, now, proposals)
 
     @property
     def branches(self) -> bool:
-        """See the port."""
         return isinstance(self.policy, BranchingPolicy) and self.policy.branches
 
     def choose_branches(
         self, now: RoundContext, depths: Sequence[int], offers: Sequence[BranchOffer]
     ) -> list[ChosenBranch]:
-        """See the port. Nobody asks where there are none."""
         assert isinstance(self.policy, BranchingPolicy)  # noqa: S101
         return self._take_time(self.policy.choose_branches, now, depths, offers)
 
     def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
-        """See the port."""
         self._take_time(self.policy.observe_round, now, done)
 
     def decide_pause(self) -> int:
-        """See the port."""
         return self._take_time(self.policy.decide_pause)
 
     def observe_pause(self, rounds: int, rows: int) -> None:
-        """See the port."""
         self._take_time(self.policy.observe_pause, rounds, rows)
 
     def _take_time(self, method: Callable[..., _T], *arguments: Any) -> _T:

@@ -36,17 +36,13 @@ class RandomTokens:
         self._vocabulary = vocabulary
         self._random = random.Random(seed)  # noqa: S311  # drafts, not secrets
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None: ...
 
-    def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
+    def extend(self, key: str, tokens: Sequence[int]) -> None: ...
 
-    def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
+    def end(self, key: str, *, keep: bool) -> None: ...
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port."""
         draw = self._random
         return [
             Draft(tuple(draw.choices(range(self._vocabulary), k=ask.limit)), (_SURE,) * ask.limit, self.name)
@@ -54,15 +50,12 @@ class RandomTokens:
         ]
 
     def memory_bytes(self) -> int:
-        """See the port."""
         return 0
 
     def states(self) -> list[DrafterState]:
-        """See the port."""
         return [DrafterState(self.name, self.name)]
 
-    def close(self) -> None:
-        """See the port."""
+    def close(self) -> None: ...
 
 
 class Alternating:
@@ -75,20 +68,17 @@ class Alternating:
         self._done: dict[str, int] = {}
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
         self._done[key] = 0
         self._good.begin(key, tokens, sampling, hints)
         self._bad.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
         if key in self._done:
             self._done[key] += len(tokens)
         self._good.extend(key, tokens)
         self._bad.extend(key, tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port."""
         drafts = [NOTHING] * len(asks)
         for drafter, turn in ((self._good, 0), (self._bad, 1)):
             places = [place for place, ask in enumerate(asks) if self._done.get(ask.key, 0) // self._every % 2 == turn]
@@ -97,21 +87,17 @@ class Alternating:
         return drafts
 
     def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
         self._done.pop(key, None)
         self._good.end(key, keep=keep)
         self._bad.end(key, keep=keep)
 
     def memory_bytes(self) -> int:
-        """See the port."""
         return self._good.memory_bytes() + self._bad.memory_bytes()
 
     def states(self) -> list[DrafterState]:
-        """See the port."""
         return [*self._good.states(), *self._bad.states()]
 
     def close(self) -> None:
-        """See the port."""
         self._good.close()
         self._bad.close()
 

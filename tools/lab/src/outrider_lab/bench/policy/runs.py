@@ -189,7 +189,6 @@ class Visiting:
 
 
 def alone(visiting: Visiting) -> Visit:
-    """Make a visit."""
     while not visiting.over:
         visiting.round()
     visiting.close()

@@ -55,7 +55,6 @@ class VisitPlan:
         return max(self.limit, 2 * max(self.concurrencies))
 
     def count(self, cell: Cell) -> int:
-        """Return how many requests a cell has."""
         if cell.steps:
             return sum(count for _, count in self._stages(cell))
         return max(self.limit, 2 * cell.concurrency)

@@ -101,14 +101,12 @@ def set_link(hosts: BenchHosts, number: int, *, up: bool) -> None:
 
 
 def split_cores(place: Place) -> list[list[int]]:
-    """Return the cores of each worker."""
     usable = sorted(os.sched_getaffinity(0))
     half = max(1, len(usable) // 2)
     return [usable] if place == "one worker" else [usable[:half], usable[half:] or usable]
 
 
 def list_runtimes(place: Place) -> list[str]:
-    """Return the runtime of each worker."""
     return list(UNLIKE_RUNTIMES) if place == "unlike workers" else [RUNTIME] * len(split_cores(place))
 
 

@@ -250,7 +250,6 @@ class _TimedPlace:
         self._token_s.append(1.0 / self._measure(run, texts).figures.output_tok_s)
 
     def measure(self, run: ValidationRun, rate: float = 0.0, slo_ms: float = 1e9, seed: int = 0) -> RealRun:
-        """Make a run."""
         found = self._measure(run, self._requests[run].texts, rate, slo_ms, seed)
         self.made.append((run, found))
         if run.fault:

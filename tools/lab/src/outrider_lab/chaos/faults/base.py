@@ -34,7 +34,6 @@ class Arena:
 
     @property
     def kept_workers(self) -> list[WorkerSeen]:
-        """All workers that the daemon has told of."""
         return list(self.watch.workers.values())
 
 
@@ -72,7 +71,6 @@ class Fault(ABC):
         await asyncio.sleep(self.planned.hold_s)
 
     def choose(self, role: str, host: str = "") -> WorkerSeen:
-        """Return a worker that serves now. Raises NoTarget."""
         serving = self.arena.watch.serving(role, host)
         if not serving:
             raise NoTarget(f"no {role or 'worker'} serves")

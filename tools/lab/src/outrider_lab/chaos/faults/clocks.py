@@ -57,13 +57,11 @@ class ClockJump(Fault):
 
     @classmethod
     def find_obstacle(cls, layout: Layout) -> str:
-        """See Fault."""
         if sys.platform != "linux" or shutil.which("cc") is None:
             return "a library in front of libc needs Linux and a C compiler"
         return ""
 
     async def inject(self) -> None:
-        """See Fault."""
         if self.arena.clock is None:
             raise NoTarget("the daemon runs without the shim")
         jump_s = JUMPS_S[int(self.planned.pick * len(JUMPS_S))]
@@ -71,6 +69,5 @@ class ClockJump(Fault):
         set_offset(self.arena.clock, jump_s)
 
     async def heal(self) -> None:
-        """See Fault."""
         if self.arena.clock is not None:
             set_offset(self.arena.clock, 0)

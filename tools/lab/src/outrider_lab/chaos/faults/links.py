@@ -19,7 +19,6 @@ class LinkFault(Fault):
 
     @classmethod
     def find_obstacle(cls, layout: Layout) -> str:
-        """See Fault."""
         if layout.runtime != "ray":
             return "it needs two hosts: --runtime ray"
         return find_host_obstacle()
@@ -32,7 +31,6 @@ class LinkFault(Fault):
         return self.arena.hosts
 
     def list_far(self) -> list[WorkerSeen]:
-        """Return the workers on the far host."""
         return [one for one in self.arena.kept_workers if one.host == self.hosts.hosts[1].address]
 
 
@@ -52,12 +50,10 @@ class CutLink(LinkFault):
     shape = Shape(1, 4.0, 15.0)
 
     async def inject(self) -> None:
-        """See Fault."""
         self.blame(*self.list_far(), detail=f"no frame passes for {self.planned.hold_s:.1f} s")
         order_cable(self.hosts, "cut")
 
     async def heal(self) -> None:
-        """See Fault."""
         order_cable(self.hosts, "up")
 
 
@@ -70,13 +66,11 @@ class SlowLink(LinkFault):
     shape = Shape(1, 5.0, 12.0)
 
     async def inject(self) -> None:
-        """See Fault."""
         delay_ms = 20 + int(180 * self.planned.pick)
         self.blame(detail=f"frames take {delay_ms} ms longer")
         order_cable(self.hosts, f"delay {delay_ms}")
 
     async def heal(self) -> None:
-        """See Fault."""
         order_cable(self.hosts, "delay 0")
 
 
@@ -89,13 +83,11 @@ class RayNode(LinkFault):
     shape = Shape(1, 3.0, 10.0)
 
     async def inject(self) -> None:
-        """See Fault."""
         self.blame(*self.list_far(), detail="Ray's node on the far host is killed")
         self.gone += [one.pid for one in self.list_far()]
         await asyncio.to_thread(self.hosts.leave, 1)
 
     async def heal(self) -> None:
-        """See Fault."""
         await asyncio.to_thread(self.hosts.join, 1)
 
 
@@ -109,11 +101,9 @@ class RayHead(Fault):
 
     @classmethod
     def find_obstacle(cls, layout: Layout) -> str:
-        """See Fault."""
         return "" if layout.runtime == "ray" else "it needs --runtime ray"
 
     async def inject(self) -> None:
-        """See Fault."""
         everybody = self.arena.kept_workers
         if self.arena.hosts is None:
             self._kill_embedded()
@@ -135,6 +125,5 @@ class RayHead(Fault):
             head.kill()
 
     async def heal(self) -> None:
-        """See Fault."""
         if self.arena.hosts is not None:
             await asyncio.to_thread(restart_head, self.arena.hosts)

@@ -52,7 +52,6 @@ class OutOfMemory(Fault):
     shape = Shape(weight=1)
 
     async def inject(self) -> None:
-        """See Fault."""
         victim = self.choose("target")
         self.gone.append(victim.pid)
         name, service = f"outrider-chaos-{os.getpid()}-{self.planned.number}", self.arena.service

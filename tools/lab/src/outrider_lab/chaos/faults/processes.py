@@ -20,7 +20,6 @@ class KillTarget(Fault):
     role = "target"
 
     async def inject(self) -> None:
-        """See Fault."""
         victim = self.choose(self.role)
         self.blame(victim, detail=f"SIGKILL of {victim.title}, pid {victim.pid}")
         self.gone.append(victim.pid)
@@ -46,7 +45,6 @@ class StopTarget(Fault):
     role = "target"
 
     async def inject(self) -> None:
-        """See Fault."""
         victim = self.choose(self.role)
         self.blame(victim, detail=f"SIGSTOP of {victim.title}, pid {victim.pid}")
         self.pid = victim.pid
@@ -54,7 +52,6 @@ class StopTarget(Fault):
             raise NoTarget(f"{victim.title} had ended already")
 
     async def heal(self) -> None:
-        """See Fault."""
         there = self.arena.service.send_signal(self.pid, signal.SIGCONT)
         self.record.detail += "; it was still there" if there else "; it had been ended"
 
@@ -78,7 +75,6 @@ class Suspend(Fault):
     shape = Shape(1, 4.0, 12.0)
 
     async def inject(self) -> None:
-        """See Fault."""
         service = self.arena.service
         self.pids = [service.pid, *(one.pid for one in self.arena.kept_workers if one.pid)]
         self.blame(detail=f"SIGSTOP of {len(self.pids)} processes")
@@ -86,7 +82,6 @@ class Suspend(Fault):
             service.send_signal(pid, signal.SIGSTOP)
 
     async def heal(self) -> None:
-        """See Fault."""
         for pid in reversed(self.pids):
             self.arena.service.send_signal(pid, signal.SIGCONT)
 
@@ -99,7 +94,6 @@ class KillDaemon(Fault):
     description = "SIGKILL of the daemon, which is started again at once; clients resume by Last-Event-ID"
 
     async def inject(self) -> None:
-        """See Fault."""
         self.blame(*self.arena.kept_workers, detail=f"SIGKILL of the daemon, pid {self.arena.service.pid}")
         self.record.victims += (DAEMON,)
         await self.arena.service.kill_daemon()

@@ -42,13 +42,11 @@ class DiskFull(Fault):
 
     @classmethod
     def find_obstacle(cls, layout: Layout) -> str:
-        """See Fault."""
         if os.geteuid() != 0 or shutil.which("mount") is None:
             return "mounting a small file system needs root and mount"
         return ""
 
     async def inject(self) -> None:
-        """See Fault."""
         victim = self.choose("target")
         self.filler = self.arena.state / f"filler-{self.planned.number}"
         filled = await asyncio.to_thread(_fill, self.filler)
@@ -57,7 +55,6 @@ class DiskFull(Fault):
         self.arena.service.send_signal(victim.pid, signal.SIGKILL)
 
     async def heal(self) -> None:
-        """See Fault."""
         self.filler.unlink(missing_ok=True)
 
 
@@ -87,11 +84,9 @@ class CorruptArtefact(Fault):
 
     @classmethod
     def find_obstacle(cls, layout: Layout) -> str:
-        """See Fault."""
         return "the toy has no prepared weights: --model default" if layout.model == "scripted" else ""
 
     async def inject(self) -> None:
-        """See Fault."""
         victim = self.choose("target")
         self.before = {one.title: one.pid for one in self.arena.kept_workers}
         self.path = _find_artefact(self.arena.state / "store")
@@ -110,7 +105,6 @@ class CorruptArtefact(Fault):
         await super().hold()
 
     async def heal(self) -> None:
-        """See Fault."""
         with suppress(OSError):
             if await asyncio.to_thread(self.path.read_bytes) != self.bad:
                 self.record.detail += "; the daemon had replaced it"

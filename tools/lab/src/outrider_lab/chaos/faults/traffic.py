@@ -32,7 +32,6 @@ class Poison(Fault):
     senders = 2
 
     async def inject(self) -> None:
-        """See Fault."""
         targets = [one for one in self.arena.kept_workers if one.role == "target"]
         after = (0, 1, 5, 20)[int(self.planned.pick * 4)]
         self.blame(*targets, detail=f"poison that kills after {after} tokens, from {self.senders} clients")
@@ -74,13 +73,11 @@ class SlowClients(Fault):
     disrupts = False
 
     async def inject(self) -> None:
-        """See Fault."""
         self.blame(detail=self.description)
         clients = [self._idle] * _IDLE + [self._drip] * _DRIPPING + [self._read] * _READING
         self.open = [asyncio.create_task(client()) for client in clients]
 
     async def heal(self) -> None:
-        """See Fault."""
         for task in self.open:
             task.cancel()
         ended = await asyncio.gather(*self.open, return_exceptions=True)
@@ -139,14 +136,12 @@ class Competitor(Fault):
     disrupts = False
 
     async def inject(self) -> None:
-        """See Fault."""
         count = os.cpu_count() or 1
         self.blame(detail=f"{count} busy processes")
         busy = [sys.executable, "-c", "while True: sum(range(100_000))"]
         self.burning = await asyncio.to_thread(lambda: [subprocess.Popen(busy) for _ in range(count)])
 
     async def heal(self) -> None:
-        """See Fault."""
         for process in self.burning:
             process.kill()
             process.wait()

@@ -18,7 +18,6 @@ class Answer:
     assumed: Sequence[str] = field(default_factory=tuple)
 
     def build_json(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
         told = asdict(self)
         told["columns"] = list(self.columns)
         return told
