@@ -33,7 +33,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 
 from adapters import registry
@@ -46,7 +45,7 @@ from device_profiles.device_names import is_processor, is_same_device
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import human_bytes
 from orchestrator.daemon.systemd.files import DEFAULT_MODEL
-from outrider_lab.free_port import find_free_port
+from outrider_lab.free_port import find_free_port, wait_until_served
 from outrider_lab.gguf_layers import Layer, write_layers
 
 _SHARES = {"conformance": 0.2, "classes": 0.4, "memory": 0.15, "bench": 0.25}
@@ -235,22 +234,10 @@ def serve_vllm(source: str, log: Path) -> Iterator[str]:
         )
     url = f"http://127.0.0.1:{port}/v1"
     try:
-        yield url if _wait_until_served(server, url) else ""
+        yield url if wait_until_served(server, f"{url}/models", _VLLM_READY_S) else ""
     finally:
         os.killpg(server.pid, 15)
         server.wait()
-
-
-def _wait_until_served(server: subprocess.Popen[bytes], url: str) -> bool:
-    deadline = time.monotonic() + _VLLM_READY_S
-    while server.poll() is None and time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{url}/models").status_code == httpx.codes.OK:
-                return True
-        except httpx.HTTPError:
-            pass
-        time.sleep(1.0)
-    return False
 
 
 def list_devices(only: Sequence[str]) -> tuple[list[DeviceProfile], list[str]]:

@@ -10,7 +10,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -24,6 +23,7 @@ from adapters.parent_process import end_with_parent
 from device_profiles.device_names import is_processor
 from device_profiles.profile import find_listed_device
 from orchestrator.config.load import load_config
+from outrider_lab.free_port import wait_until_served
 
 # Requests together, and tokens of each: enough that caches and workspaces are used. Not tuned.
 _REQUESTS: Final = 8
@@ -47,7 +47,8 @@ def measure_memory(config: Path) -> dict[str, int]:
         preexec_fn=end_with_parent,  # noqa: PLW1509 -- nothing else runs between fork and exec
     )
     try:
-        _wait_until_ready(daemon, url)
+        if not wait_until_served(daemon, f"{url}/ready"):
+            raise RuntimeError(f"the daemon ended with {daemon.returncode} before it was ready")
         with ThreadPoolExecutor(_REQUESTS) as asking:
             list(asking.map(lambda number: _ask(url, number), range(_REQUESTS)))
         measured = _read_gauges(httpx.get(f"{url}/metrics").raise_for_status().text)
@@ -57,17 +58,6 @@ def measure_memory(config: Path) -> dict[str, int]:
         daemon.terminate()
         daemon.wait()
     return measured
-
-
-def _wait_until_ready(daemon: subprocess.Popen[bytes], url: str) -> None:
-    while daemon.poll() is None:
-        try:
-            if httpx.get(f"{url}/ready").status_code == httpx.codes.OK:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.2)
-    raise RuntimeError(f"the daemon ended with {daemon.returncode} before it was ready")
 
 
 def _ask(url: str, number: int) -> None:

@@ -100,11 +100,11 @@ class PeerEngine(Protocol):
 
     def forget(self) -> None:
         """Drop what is remembered of earlier requests, so that none of it drafts for later ones."""
-        ...
+        return
 
     def close(self) -> None:
         """End what the engine started."""
-        ...
+        return
 
 
 _listeners: list[Callable[[str], None]] = []
@@ -127,11 +127,3 @@ def parse_directory(options: PeerOptions) -> Path | None:
     if not (found := Path(options.directory)).is_dir():
         raise EngineMissing(f"{options.directory}: there is no such directory")
     return found
-
-
-def cut_at_stop(tokens: Sequence[int], stop_tokens: Sequence[int]) -> list[int]:
-    """Return tokens up to the first stop token, which stays."""
-    for index, token in enumerate(tokens):
-        if token in stop_tokens:
-            return list(tokens[: index + 1])
-    return list(tokens)

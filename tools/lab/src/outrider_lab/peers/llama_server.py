@@ -21,8 +21,8 @@ import httpx
 from adapters.contract import AdapterError
 from adapters.gguf_splits import list_first_files
 from adapters.parent_process import end_with_parent
-from outrider_lab.free_port import find_free_port
-from outrider_lab.peers.contract import NATIVE, Answer, EngineMissing, PeerOptions, PeerPrompt, Score
+from outrider_lab.free_port import end_server, find_free_port, wait_until_served
+from outrider_lab.peers.contract import NATIVE, Answer, EngineMissing, PeerEngine, PeerOptions, PeerPrompt, Score
 from outrider_lab.peers.llama_builds import LlamaBuild, find_server, judge_build, name_build, read_instructions
 
 LOOKUP_NGRAM, LOOKUP_TOKENS = 3, 5  # as openvino_genai's lookup; the server's own 12 and 48 hardly ever match a chat
@@ -54,11 +54,15 @@ def load(options: PeerOptions) -> LlamaServer:
         preexec_fn=end_with_parent,  # noqa: PLW1509
     )
     try:
-        with httpx.Client(base_url=url) as client:
-            _wait_until_ready(server, client, log)
+        if not wait_until_served(server, f"{url}/health", _READY_S):
+            code = server.poll()
+            why = f"was not ready within {_READY_S:.0f} s"
+            if code is not None:
+                why = f"ended with exit code {code} before it was ready"
+            raise LlamaServerFailed(f"it {why}{read_tail(log)}")
         return LlamaServer(options, build, command, server, url, log)
     except BaseException:
-        _end(server)
+        end_server(server)
         log.close()
         raise
 
@@ -96,7 +100,7 @@ def find_gguf(source: str) -> Path:
     )
 
 
-class LlamaServer:
+class LlamaServer(PeerEngine):
     """A server that runs. Requests find no earlier prefill (`cache_prompt`), but for those that score."""
 
     def __init__(
@@ -153,13 +157,10 @@ class LlamaServer:
             choices.append(int(one["top_logprobs"][0]["id"]))
         return Score(found, choices)
 
-    def forget(self) -> None:
-        """See PeerEngine: its lookup searches the request's own text alone."""
-
     def close(self) -> None:
         self._asking.shutdown(cancel_futures=True)
         self._client.close()
-        _end(self._server)
+        end_server(self._server)
         self._log.close()
 
     def _ask(self, prompt: PeerPrompt, max_tokens: int, began_s: float) -> Answer:
@@ -204,25 +205,3 @@ def read_tail(log: IO[bytes]) -> str:
         if lines:
             return ": " + " / ".join((named or lines)[-_TAIL_LINES:])
     return ""
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], client: httpx.Client, log: IO[bytes]) -> None:
-    until_s = time.monotonic() + _READY_S
-    while time.monotonic() < until_s:
-        if server.poll() is not None:
-            raise LlamaServerFailed(f"it ended with exit code {server.returncode} before it was ready{read_tail(log)}")
-        with suppress(httpx.HTTPError):
-            if client.get("/health", timeout=2.0).status_code == httpx.codes.OK:
-                return
-        time.sleep(0.1)
-    raise LlamaServerFailed(f"it was not ready within {_READY_S:.0f} s{read_tail(log)}")
-
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    if server.poll() is None:
-        server.terminate()
-        try:
-            server.wait(10.0)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()

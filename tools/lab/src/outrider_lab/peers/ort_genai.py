@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from adapters.quality import log_probabilities
-from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerOptions, PeerPrompt, Score
+from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerEngine, PeerOptions, PeerPrompt, Score
 from outrider_lab.peers.convert import find_onnx_genai
 
 
@@ -25,7 +25,7 @@ def load(options: PeerOptions) -> OnnxGenai:
     return OnnxGenai(onnxruntime_genai, find_onnx_genai(options), options.threads)
 
 
-class OnnxGenai:
+class OnnxGenai(PeerEngine):
     """A generator for each request, on as many threads as the other engines have: left alone it takes half of them."""
 
     def __init__(self, genai: Any, directory: Path, threads: int) -> None:
@@ -65,10 +65,6 @@ class OnnxGenai:
         if len(rows) != len(tokens) - 1:
             raise NotOffered("this graph gives logits of the last token alone")
         return Score(log_probabilities(rows, tokens[1:]), [int(token) for token in rows.argmax(axis=1)])
-
-    def forget(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def _open(self, tokens: Sequence[int], max_tokens: int) -> Any:
         settings = self._genai.GeneratorParams(self._model)

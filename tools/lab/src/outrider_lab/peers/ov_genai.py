@@ -32,7 +32,7 @@ def load(options: PeerOptions) -> PeerEngine:
     return Pipeline(openvino_genai, directory, options)
 
 
-class Pipeline:
+class Pipeline(PeerEngine):
     """`LLMPipeline`: one request at a time."""
 
     def __init__(self, genai: Any, directory: Path, options: PeerOptions) -> None:
@@ -73,12 +73,8 @@ class Pipeline:
     def score(self, tokens: Sequence[int]) -> Score:
         raise NotOffered("this pipeline tells no log-probabilities; continuous batching over the same files does")
 
-    def forget(self) -> None: ...
 
-    def close(self) -> None: ...
-
-
-class Batching:
+class Batching(PeerEngine):
     """`ContinuousBatchingPipeline`, without its prefix cache. A request joins when another one ends."""
 
     def __init__(self, genai: Any, directory: Path, options: PeerOptions) -> None:
@@ -127,10 +123,6 @@ class Batching:
             self._pipe.step()
         told = handle.read_all()[0].generated_log_probs
         return Score([float(value) for value in told[1 : len(tokens)]])
-
-    def forget(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def _add(self, tokens: list[int], config: Any) -> Any:
         self._requests += 1

@@ -20,7 +20,7 @@ import yaml
 from outrider_lab.bench.cluster.hosts import BenchHosts
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.plan.texts import prompt_text
-from outrider_lab.free_port import find_free_port
+from outrider_lab.free_port import end_server, find_free_port, wait_until_served
 
 MODEL = "bench"
 """What the model is called, whichever it is."""
@@ -119,15 +119,12 @@ def serve(hosts: BenchHosts | None, directory: Path, config: dict[str, Any]) -> 
             env={**os.environ, **(hosts.token if hosts is not None else {})},
         )
     try:
-        _wait_until_ready(process, directory, port)
+        if not wait_until_served(process, f"http://127.0.0.1:{port}/ready", _READY_WITHIN_S):
+            lines = (directory / "log").read_text(encoding="utf-8", errors="replace").splitlines()
+            raise BenchError(f"the daemon does not serve: {' | '.join(lines[-3:])}; see {directory / 'log'}")
         yield Served(process, directory, time.monotonic() - began_s, port)
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_server(process, _STOP_WITHIN_S)
 
 
 def wait_until(happened: Callable[[], bool], seconds: float, what: str) -> float:
@@ -138,20 +135,6 @@ def wait_until(happened: Callable[[], bool], seconds: float, what: str) -> float
             raise BenchError(f"{what}: not within {seconds:g} s")
         time.sleep(_POLL_S)
     return time.monotonic() - began_s
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], directory: Path, port: int) -> None:
-    deadline_s = time.monotonic() + _READY_WITHIN_S
-    while True:
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            told = (directory / "log").read_text(encoding="utf-8", errors="replace").splitlines()
-            raise BenchError(f"the daemon does not serve: {' | '.join(told[-3:])}; see {directory / 'log'}")
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == httpx.codes.OK:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(_POLL_S)
 
 
 def measure_tokens_per_s(

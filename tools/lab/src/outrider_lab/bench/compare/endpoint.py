@@ -15,7 +15,7 @@ from adapters.tokenizer import load_tokenizer
 from outrider_lab.bench.compare.process import EngineFailed
 from outrider_lab.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
 from outrider_lab.bench.traffic.outcome import Outcome
-from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerPrompt, Score
+from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerEngine, PeerPrompt, Score
 
 _TIMEOUT_S = 600.0
 
@@ -38,7 +38,7 @@ def load(options: EndpointOptions) -> EndpointEngine:
     return EndpointEngine(options)
 
 
-class EndpointEngine:
+class EndpointEngine(PeerEngine):
     """A server, asked for completions of tokens, or, where it takes none, for chat completions of the text."""
 
     def __init__(self, options: EndpointOptions) -> None:
@@ -91,12 +91,6 @@ class EndpointEngine:
         if len(told) != len(tokens) - 1 or any(not isinstance(one, (int, float)) for one in told):
             raise NotOffered("the endpoint tells no log-probabilities of a prompt (`echo` with `logprobs`)")
         return Score([float(one) for one in told])
-
-    def forget(self) -> None:
-        """See PeerEngine: a server cannot be asked to."""
-
-    def close(self) -> None:
-        """See PeerEngine: the server is someone else's."""
 
     def _check_tokens(self) -> bool:
         body = {"model": self._model, "prompt": [1, 2, 3], "max_tokens": 1, "temperature": 0.0, **self._options.body}
