@@ -126,7 +126,6 @@ def list_activity(times_s: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def kinds_met(stream: StreamRecord, faults: Sequence[FaultRecord]) -> list[str]:
-    """Return the kinds of the faults that held while a stream ran."""
     met = (
         fault.kind
         for fault in faults

@@ -90,8 +90,9 @@ def _prepare(options: Options, directory: Path, stack: ExitStack) -> tuple[dict[
     state.mkdir()
     if DiskFull in options.kinds:
         stack.enter_context(small_file_system(state, SMALL_MIB[options.layout.model]))
+    paths = os.environ.get("PYTHONPATH", "")
     environment = {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys([*PACKAGES, *_python_path()])),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys([*PACKAGES, *filter(None, paths.split(os.pathsep))])),
         "XDG_CACHE_HOME": str(state / "cache"),
         "XDG_STATE_HOME": str(state / "state"),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -104,10 +105,6 @@ def _prepare(options: Options, directory: Path, stack: ExitStack) -> tuple[dict[
     if hosts is not None:
         environment |= hosts.token
     return environment, hosts
-
-
-def _python_path() -> list[str]:
-    return [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
 
 
 class _Run:

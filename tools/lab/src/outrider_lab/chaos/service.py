@@ -209,7 +209,6 @@ class Service:
                     continue
 
     def find(self, pid: int) -> psutil.Process | None:
-        """Return a process of ours that is still there."""
         try:
             process = psutil.Process(pid)
             same = abs(process.create_time() - self.known.get(pid, -1.0)) < 1.0

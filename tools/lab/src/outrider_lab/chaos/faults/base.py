@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class Fault(ABC):
     shape: ClassVar[Shape] = Shape()
     disrupts: ClassVar[bool] = True
     group: ClassVar[str] = ""
+    role: ClassVar[str] = "target"
 
     def __init__(self, arena: Arena, planned: PlannedFault, record: FaultRecord) -> None:
         self.arena = arena
@@ -75,6 +77,14 @@ class Fault(ABC):
         if not serving:
             raise NoTarget(f"no {role or 'worker'} serves")
         return serving[int(self.planned.pick * len(serving))]
+
+    def send_signal(self, number: signal.Signals) -> WorkerSeen:
+        """Send a signal to a worker of the `role` that serves now. Raises NoTarget."""
+        victim = self.choose(self.role)
+        self.blame(victim, detail=f"{number.name} of {victim.title}, pid {victim.pid}")
+        if not self.arena.service.send_signal(victim.pid, number):
+            raise NoTarget(f"{victim.title} had ended already")
+        return victim
 
     def blame(self, *workers: WorkerSeen, detail: str) -> None:
         """Write down which workers the fault may cost."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from outrider_lab.chaos.faults.base import Fault, NoTarget
+from outrider_lab.chaos.faults.base import Fault
 from outrider_lab.chaos.records import DAEMON
 from outrider_lab.chaos.schedule import Shape
 
@@ -17,14 +17,9 @@ class KillTarget(Fault):
     kind = "kill-target"
     description = "SIGKILL of a target's worker"
     shape = Shape(weight=2)
-    role = "target"
 
     async def inject(self) -> None:
-        victim = self.choose(self.role)
-        self.blame(victim, detail=f"SIGKILL of {victim.title}, pid {victim.pid}")
-        self.gone.append(victim.pid)
-        if not self.arena.service.send_signal(victim.pid, signal.SIGKILL):
-            raise NoTarget(f"{victim.title} had ended already")
+        self.gone.append(self.send_signal(signal.SIGKILL).pid)
 
 
 class KillDraft(KillTarget):
@@ -42,14 +37,9 @@ class StopTarget(Fault):
     group = "stop-target"
     description = "SIGSTOP of a target's worker; SIGCONT after the hold, if the process is still there"
     shape = Shape(1, 12.0, 25.0)
-    role = "target"
 
     async def inject(self) -> None:
-        victim = self.choose(self.role)
-        self.blame(victim, detail=f"SIGSTOP of {victim.title}, pid {victim.pid}")
-        self.pid = victim.pid
-        if not self.arena.service.send_signal(victim.pid, signal.SIGSTOP):
-            raise NoTarget(f"{victim.title} had ended already")
+        self.pid = self.send_signal(signal.SIGSTOP).pid
 
     async def heal(self) -> None:
         there = self.arena.service.send_signal(self.pid, signal.SIGCONT)
