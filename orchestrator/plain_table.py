@@ -35,12 +35,16 @@ def print_table(
     title: str = "",
     title_left: bool = False,
     unbroken: int = 0,
+    numbers: bool = False,
 ) -> None:
     """Print rows of plain texts below the names of their columns, where these have any. The first `unbroken` columns
-    are never folded."""
+    are never folded. `numbers`: all but the first column are of numbers."""
     from rich.table import Column, Table
 
-    named = (Column(name, no_wrap=at < unbroken) for at, name in enumerate(columns))
+    named = (
+        Column(name, justify="right" if numbers and at else "left", no_wrap=at < unbroken)
+        for at, name in enumerate(columns)
+    )
     table = Table(*named, title=title or None, show_header=bool(columns))
     table.title_justify = "left" if title_left else "center"
     for row in rows:

@@ -21,9 +21,9 @@ import httpx
 from openai import OpenAI
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from adapters.hardware import processor
+from orchestrator.plain_table import print_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = Path(__file__).resolve().parent / "prompts.jsonl"
@@ -100,12 +100,8 @@ def compare(client: OpenAI, model: str) -> bool:
         for answers, speculate in runs if number % 2 == 0 else reversed(runs):
             answers.append(ask(client, model, prompt["turns"][0], speculate=speculate))
     identical = all(a.text == b.text and a.tokens == b.tokens for a, b in zip(plain, spec, strict=True))
-    table = Table(title=f"{len(prompts)} prompts, {MAX_TOKENS} tokens, greedy, through the API")
-    for name in ("", "plain", "speculative"):
-        table.add_column(name, justify="left" if not name else "right")
-    for name, a, b in _rows(plain, spec):
-        table.add_row(name, a, b)
-    console.print(table)
+    title = f"{len(prompts)} prompts, {MAX_TOKENS} tokens, greedy, through the API"
+    print_table(("", "plain", "speculative"), _rows(plain, spec), title=title, numbers=True)
     console.print(f"identical output: {'yes' if identical else 'NO'}", style="bold green" if identical else "bold red")
     console.print(
         "TPOT = sum(latency - TTFT) / sum(n - 1); tokens/s = tokens / sum of latencies (prefill included)\n"

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from orchestrator.plain_table import add_row, wide_console
+from orchestrator.plain_table import print_table, wide_console
 from outrider_lab.bench.errors import BenchError
 
 
@@ -26,7 +26,6 @@ def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what a result was measured with."""
     from adapters.hardware import processor
 
     return {
@@ -49,13 +48,8 @@ def finish_comparison(result: dict[str, Any], json_out: Path | None, show: Calla
 def print_rows(title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Print a table. `columns`: the heading of each, and a format of a row's values, as in `{ready_s:.1f} s`. "-"
     stands for what was not measured."""
-    from rich.table import Column, Table
-
-    named = (Column(name, justify="right" if at else "left") for at, name in enumerate(columns))
-    table = Table(*named, title=title or None)
-    for row in rows:
-        add_row(table, *(_format_cell(shape, row) for shape in columns.values()))
-    wide_console().print(table)
+    cells = ([_format_cell(shape, row) for shape in columns.values()] for row in rows)
+    print_table(list(columns), cells, title=title, numbers=True)
 
 
 def _format_cell(shape: str, row: Mapping[str, Any]) -> str:

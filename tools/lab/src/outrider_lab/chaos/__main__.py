@@ -16,7 +16,6 @@ from outrider_lab.chaos.report import show_report
 from outrider_lab.chaos.run import Options, make_run
 from outrider_lab.chaos.service import Layout
 
-_WIDTH = 120
 _EPILOGUE = "kinds of faults:\n" + "\n".join(f"  {name:18}{kind.description}" for name, kind in KINDS.items())
 
 
@@ -76,7 +75,7 @@ def main() -> int:
         return 2
     if options.json_out is not None:
         options.json_out.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    show_report(report, Console() if sys.stdout.isatty() else Console(width=_WIDTH))
+    show_report(report)
     if report["broken"]:
         return 2
     return 0 if is_whole(report["summary"]) else 1

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from orchestrator.plain_table import print_table, wide_console
 from outrider_lab.chaos.records import LOSSES, StreamRecord, is_whole, list_activity, measure_silence
 
 MOST_EXAMPLES = 12
@@ -65,25 +66,19 @@ def read_warnings(log: Path) -> list[dict[str, Any]]:
     return found[-MOST_LOG_LINES:]
 
 
-def show_report(report: dict[str, Any], console: Console) -> None:
+def show_report(report: dict[str, Any]) -> None:
     """Print the summary, the kinds, and examples of what was lost."""
-    summary, environment = report["summary"], report["environment"]
+    console, summary, environment = wide_console(), report["summary"], report["environment"]
     title = f"chaos, seed {environment['seed']}, {environment['duration_s']:.0f} s, {environment['processor']}"
-    table = Table(title=title)
-    for name in ("", "value"):
-        table.add_column(name, justify="right" if name else "left")
+    table = Table("", Column("value", justify="right"), title=title)
     for name, value in summary.items():
         if name != "fault_kinds":
             bad = name in LOSSES and value
             table.add_row(name, f"[red]{value}[/red]" if bad else ("-" if value is None else str(value)))
     console.print(table)
-    kinds = Table(title="by kind; a stream counts under every kind that it met")
-    kinds.add_column("kind", no_wrap=True)
-    for name in _COLUMNS.values():
-        kinds.add_column(name, justify="right")
-    for kind, row in report["kinds"].items():
-        kinds.add_row(kind, *(_format_cell(row[name]) for name in _COLUMNS))
-    console.print(kinds)
+    kinds = ([kind, *(_format_cell(row[name]) for name in _COLUMNS)] for kind, row in report["kinds"].items())
+    title = "by kind; a stream counts under every kind that it met"
+    print_table(("kind", *_COLUMNS.values()), kinds, title=title, unbroken=1, numbers=True)
     for kind, reason in report["skipped"].items():
         console.print(f"not used: {kind}: {reason}", markup=False)
     _show_losses(report, console)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from orchestrator.plain_table import wide_console
+from orchestrator.plain_table import print_table, wide_console
 from outrider_lab.bench.policy.drafters import KINDS
 from outrider_lab.bench.result import print_formulas, print_rows
 
@@ -32,22 +31,17 @@ def print_policies(result: dict[str, Any]) -> None:
 def _print_cells(console: Console, rows: list[dict[str, Any]]) -> None:
     """The least ratio of each category or concurrency is what the bar is about; of all cells the worst are listed."""
     loads = sorted({row["concurrency"] for row in rows})
-    table = Table(title="adaptive / plain tokens/s, real runs: least over good, bad and alternating drafts")
-    table.add_column("category")
-    for load in loads:
-        table.add_column(f"{load} at once", justify="right")
-    for category in dict.fromkeys(row["category"] for row in rows):
-        table.add_row(category, *(_least(rows, category, load) for load in loads))
-    console.print(table)
-    table = Table(title="the same by drafter: mean, least (replayed least)")
-    table.add_column("drafter")
-    for load in loads:
-        table.add_column(f"{load} at once", justify="right")
-    for kind in KINDS:
-        table.add_row(
-            kind, *(_by_kind([r for r in rows if (r["drafter"], r["concurrency"]) == (kind, n)]) for n in loads)
-        )
-    console.print(table)
+    heads = [_at_once(load) for load in loads]
+    categories = dict.fromkeys(row["category"] for row in rows)
+    least = ([category, *(_least(rows, category, load) for load in loads)] for category in categories)
+    title = "adaptive / plain tokens/s, real runs: least over good, bad and alternating drafts"
+    print_table(["category", *heads], least, title=title, numbers=True)
+    by_kind = (
+        [kind, *(_by_kind([r for r in rows if (r["drafter"], r["concurrency"]) == (kind, n)]) for n in loads)]
+        for kind in KINDS
+    )
+    title = "the same by drafter: mean, least (replayed least)"
+    print_table(["drafter", *heads], by_kind, title=title, numbers=True)
     for row in sorted(rows, key=lambda row: float(row["ratio"]))[:_WORST]:
         seen = ", ".join(f"{ratio:.3f}" for ratio in row["ratios"])
         console.print(
@@ -78,30 +72,23 @@ def _print_real(console: Console, result: dict[str, Any]) -> None:
             f"median {control[len(control) // 2]:.3f}: what lies within is the machine's noise",
             highlight=False,
         )
-    rows = result["sample"]
+    rows = [{**row, "vs_plain": row["ratio"]} for row in result["sample"]]
+    _print_policies(rows, "real runs over the mix, good drafts: tokens/s / plain's")
+
+
+def _print_policies(rows: list[dict[str, Any]], title: str) -> None:
     loads = list(dict.fromkeys(row["concurrency"] for row in rows))
-    table = Table(title="real runs over the mix, good drafts: tokens/s / plain's")
-    table.add_column("policy")
-    for load in loads:
-        table.add_column(_at_once(load), justify="right")
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        known = {row["concurrency"]: row["ratio"] for row in rows if row["policy"] == policy}
-        table.add_row(policy, *(f"{known[load]:.2f}" if load in known else "" for load in loads))
-    console.print(table)
+    known = {(row["policy"], row["concurrency"]): f"{row['vs_plain']:.2f}" for row in rows}
+    policies = dict.fromkeys(row["policy"] for row in rows)
+    cells = ([policy, *(known.get((policy, load), "") for load in loads)] for policy in policies)
+    print_table(["policy", *map(_at_once, loads)], cells, title=title, numbers=True)
 
 
 def _print_replays(console: Console, result: dict[str, Any]) -> None:
     rows = result["replay"]["mix"]
-    loads = list(dict.fromkeys(row["concurrency"] for row in rows))
     for kind in dict.fromkeys(row["drafter"] for row in rows):
-        table = Table(title=f"replayed over the mix, {kind} drafts: tokens/s / plain's")
-        table.add_column("policy")
-        for load in loads:
-            table.add_column(_at_once(load), justify="right")
-        for policy in dict.fromkeys(row["policy"] for row in rows):
-            known = {r["concurrency"]: r["vs_plain"] for r in rows if (r["drafter"], r["policy"]) == (kind, policy)}
-            table.add_row(policy, *(f"{known[load]:.2f}" for load in loads))
-        console.print(table)
+        mine = [row for row in rows if row["drafter"] == kind]
+        _print_policies(mine, f"replayed over the mix, {kind} drafts: tokens/s / plain's")
     by_load = ({**row, "load": _at_once(row["concurrency"])} for row in result["replay"]["loads"])
     columns = {"load": "{load}", "plain": "{vs_plain:.3f}", "hindsight": "{vs_hindsight:.3f}"}
     print_rows("replayed, all kinds of drafts: adaptive against the others", columns, by_load)

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.plain_table import add_row, wide_console
+from orchestrator.plain_table import add_row, print_table, wide_console
 from outrider_lab.bench.result import print_formulas
 
 LATENCIES = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "ITL": "itl_ms", "e2e": "e2e_ms", "send lag": "send_lag_ms"}
@@ -24,7 +24,13 @@ def print_serve(result: dict[str, Any]) -> None:
     names = [run["label"] for run in result["runs"]]
     labels = [""] if len(summaries) == 1 else ["--url", "compared"]
     console.print(_title(result["environment"]), highlight=False)
-    console.print(_latencies(labels, summaries))
+    rows = (
+        [f"{name} {label}".strip(), *(f"{one[key][part]:.2f}" for part in PARTS)]
+        for name, key in LATENCIES.items()
+        for label, one in zip(labels, summaries, strict=True)
+        if one[key] is not None
+    )
+    print_table(["ms", *PARTS], rows, numbers=True)
     console.print(_totals(names, summaries, summary.get("ratios", {}), result["environment"]))
     if "same_text" in summary:
         console.print(f"same text: {summary['same_text']} of {summary['same_text_of']} requests that both completed")
@@ -41,18 +47,6 @@ def _title(environment: dict[str, Any]) -> str:
         else f"open loop, {environment['rate_per_s']:g} requests/s, {environment['arrival']}"
     )
     return f"{environment['endpoint']}, {loop}, temperature {environment['temperature']:g}"
-
-
-def _latencies(labels: list[str], summaries: list[dict[str, Any]]) -> Table:
-    table = Table()
-    table.add_column("ms")
-    for part in PARTS:
-        table.add_column(part, justify="right")
-    for name, key in LATENCIES.items():
-        for label, summary in zip(labels, summaries, strict=True):
-            if summary[key] is not None:
-                add_row(table, f"{name} {label}".strip(), *(f"{summary[key][part]:.2f}" for part in PARTS))
-    return table
 
 
 def _totals(
