@@ -56,7 +56,6 @@ class PartedModel:
 
 
 def find_model(model: PartedModel, directory: Path) -> Path | None:
-    """Return the whole file in a directory, None where it is not there."""
     path = directory / f"{model.name}.gguf"
     return path if path.is_file() and path.stat().st_size == model.file_bytes else None
 

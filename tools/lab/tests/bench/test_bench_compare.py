@@ -26,7 +26,7 @@ from outrider_lab.bench.compare.process import EngineFailed, EngineProcess, Engi
 from outrider_lab.bench.compare.table import beside_cells, list_beside, list_notes
 from outrider_lab.bench.compare.turns import NamedPrompt, Turns, alternate, load_engines, split_waves
 from outrider_lab.gguf_layers import count_layers, spread_layers, write_layers
-from outrider_lab.peers.contract import NATIVE, Answer, EngineMissing, PeerPrompt, Score, cut_at_stop
+from outrider_lab.peers.contract import NATIVE, Answer, EngineMissing, PeerPrompt, Score
 
 from adapters.energy import EnergyMeter
 from adapters.model_source import resolve
@@ -441,7 +441,5 @@ def test_waves_are_of_one_size():
 def test_small_parts():
     assert count_shared([1, 2, 3], [1, 2, 4]) == 2
     assert count_shared([1], [1, 2]) == 1
-    assert cut_at_stop([1, 2, 3, 2], [2]) == [1, 2]
-    assert cut_at_stop([1, 3], [2]) == [1, 3]
     assert parse_endpoint("vllm=http://host:1/v1/") == ("vllm", "http://host:1/v1")
     assert set(Counter(text.category for text in read_prompt_texts(None, 18)).values()) == {3}

@@ -6,11 +6,11 @@ import json
 
 import pytest
 from outrider_lab.bench.policy.arms import PLAIN, Timed, policy_of
-from outrider_lab.bench.policy.asked import read_policy_options
 from outrider_lab.bench.policy.drafters import KINDS, TURNS_EVERY, Drafters
 from outrider_lab.bench.policy.recorder import record_drafts
 from outrider_lab.bench.policy.requests import requests_of
 from outrider_lab.bench.policy.runs import VisitRunner, alone
+from outrider_lab.bench.policy.session import read_policy_options
 from outrider_lab.replay.recorded import Costs
 from outrider_lab.replay.run import replay
 from outrider_lab.simulation.recording import Recording, RecordingError, load_recording, save_recording

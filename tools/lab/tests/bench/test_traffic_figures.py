@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.traffic.arrivals import arrival_times_s
+from outrider_lab.bench.traffic.drive import arrival_times_s
 from outrider_lab.bench.traffic.figures import (
     TrafficRun,
     compare_endpoints,
@@ -20,8 +20,7 @@ from outrider_lab.bench.traffic.figures import (
     summarise_traffic,
     summarise_values,
 )
-from outrider_lab.bench.traffic.outcome import Outcome
-from outrider_lab.bench.traffic.slo import meets, parse_slo
+from outrider_lab.bench.traffic.outcome import Outcome, meets, parse_slo
 
 from orchestrator.worker.measuring.prompts import spread
 

@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_lab.replay.fixed import FixedDepth
-from outrider_lab.replay.fixed_rates import cap, curve
-from outrider_lab.replay.hindsight import hindsight, replay_fixed_depths
+from outrider_lab.replay.fixed import FixedDepth, hindsight, replay_fixed_depths
 from outrider_lab.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from outrider_lab.replay.run import replay
 
-from device_profiles.cost import StepCost
+from device_profiles.cost import StepCost, estimate_round_tokens
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.calibration import Calibration, observe_draft_outcome
 from policies.speculation.calibration import chance as calibrate
@@ -187,7 +185,9 @@ class Watched(Adaptive):
 
 
 def optimum(chance, most):
-    return cap(curve((chance,), start_cost_model(FIT), sequences=1, context_tokens=0.0, most=most))
+    cost = start_cost_model(FIT)
+    rates = [estimate_round_tokens((chance,), depth) / cost.ms(depth + 1, 1, 0.0) for depth in range(most + 1)]
+    return rates.index(max(rates))
 
 
 @given(st.integers(60, 200), st.sampled_from([4, 6, 8]))

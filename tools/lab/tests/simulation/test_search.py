@@ -39,7 +39,8 @@ def want(rate: float, slow: float, fast: float, attainment: float) -> Wanted:
     trace = list(open_trace(f"poisson:rate={rate},seconds=20"))
     limits = ControlLimits(16, 256, 5)
     slo = {"ttft_ms": 2000.0, "tpot_ms": 120.0}
-    return Wanted(sketch, request, AcceptanceBook({}), SimulatedLimits(8), None, trace, limits, slo, attainment, False)
+    known = (sketch, request, AcceptanceBook({}), SimulatedLimits(8))
+    return Wanted(*known, trace=trace, control=limits, slo=slo, attainment=attainment, speculates=False)
 
 
 @pytest.mark.parametrize(("rate", "attainment"), LOADS)

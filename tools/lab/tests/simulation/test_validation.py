@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.selection import select_by_name
 from outrider_lab.bench.traffic.outcome import Outcome
 from outrider_lab.bench.validation.compare import compare_run, summarise_runs
 from outrider_lab.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
 from outrider_lab.bench.validation.real import RunFigures, summarise_outcomes
 from outrider_lab.bench.validation.requests import RunRequests, choose_texts, list_drafted, number_runs
-from outrider_lab.bench.validation.run import choose_runs
 from outrider_lab.bench.validation.runs import RUNS, TURNS, ValidationRun, list_turn
 from outrider_lab.replay.recorded import RecordedRequest
-from outrider_lab.simulation.coverage import list_unvalidated
 from outrider_lab.simulation.faults import Fault
 from outrider_lab.simulation.processes import Timing
+from outrider_lab.simulation.run import list_unvalidated
 
 from device_profiles.cost import StepCost
 from tools.lab.tests.simulation.fleets import make_fleet, make_kind
@@ -50,8 +50,8 @@ def test_there_are_enough_runs_and_no_two_of_a_drafter_ask_the_same() -> None:
         if run.speculates
     ]
     assert len(set(texts)) == len(texts), "a drafter remembers what it drafted for"
-    with pytest.raises(BenchError, match="finds no run"):
-        choose_runs("twelve workers")
+    with pytest.raises(BenchError, match="finds none of"):
+        select_by_name("twelve workers", RUNS)
 
 
 def test_a_drafter_reads_along_until_its_worker_is_lost() -> None:

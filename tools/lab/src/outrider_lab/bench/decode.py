@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from orchestrator.plain_table import print_lines
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.recommend.record import Mode, ModeRun, Prompt, measure_decoding
 from orchestrator.recommend.run import environment_of, warm_up
 from orchestrator.worker.drafting.port import Drafter
-from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource, load_target
-from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.result import print_formulas, print_rows
+from outrider_lab.bench.selection import read_configured
 from outrider_lab.bench.summary import FORMULAS, control_ratio, list_rows, summarise_modes
 from policies.sampling import Sampling
 
@@ -27,14 +27,10 @@ from policies.sampling import Sampling
 def read_decode_options(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:
     """Return what the configuration and the flags say. Raises BenchError, ConfigError."""
     from adapters import registry
-    from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.fitting.worker_options import engine_options
 
-    path = config or default_config_path()
-    loaded = load_config(path)
+    loaded, options = read_configured(config)
     if why := loaded.targets[0].no_drafts:
         raise BenchError(f"{loaded.model.source}: {why}: there is nothing to compare")
-    options = engine_options(leave_out_canary(loaded), path.resolve().parent)
     # Both modes decode the same prompts in turn: neither may find the other's prefill done.
     options = msgspec.structs.replace(options, max_running=max(concurrency, options.max_running), prefix_reuse=False)
     changes: dict[str, str] = {}
@@ -51,13 +47,13 @@ def read_decode_options(config: Path | None, exactness: str, adapter: str, concu
     return options.with_model(**changes)
 
 
-def load_target_with_status(options: EngineOptions) -> LoadedSource:
+def load_target_with_status(options: EngineOptions, *, refresh: bool = False) -> LoadedSource:
     """Load the target, and say meanwhile what is being done."""
     from rich.console import Console
 
     console = Console(stderr=True)
     with console.status("loading the target") as status:
-        return load_target(options, lambda stage, fraction: status.update(f"{stage} ..."))
+        return load_target(options, lambda stage, fraction: status.update(f"{stage} ..."), refresh=refresh)
 
 
 def measure_modes(
@@ -97,7 +93,8 @@ def measure_modes(
     loops = {mode: build_loop(target, options, drafter if mode == "spec" else None) for mode in modes}
     for number, wave in enumerate(_waves(submits, concurrency)):
         for mode in _order(modes, number):
-            _measure_wave(loops[mode], wave, runs[mode], depth if mode == "spec" else None)
+            own = depth if mode == "spec" else None
+            measure_decoding(loops[mode], [msgspec.structs.replace(one, depth=own) for one in wave], runs[mode])
     summary = summarise_modes(runs["plain"], runs["spec"], prompts)
     if control:
         summary["control_ratio"] = control_ratio(runs["plain"], runs["control"])
@@ -122,13 +119,9 @@ def _waves(submits: Sequence[Submit], concurrency: int) -> Iterator[list[Submit]
     from rich.progress import track
 
     size = 1 if concurrency == 1 else concurrency * 4
-    waves = list(itertools.batched(submits, size)) if hasattr(itertools, "batched") else _split_batches(submits, size)
-    for wave in track(waves, description="decoding", console=Console(stderr=True), transient=True):
-        yield list(wave)
-
-
-def _split_batches(items: Sequence[Submit], size: int) -> list[tuple[Submit, ...]]:
-    return [tuple(items[start : start + size]) for start in range(0, len(items), size)]
+    starts = range(0, len(submits), size)
+    for start in track(starts, description="decoding", console=Console(stderr=True), transient=True):
+        yield list(submits[start : start + size])
 
 
 def _order(modes: Sequence[Mode], number: int) -> tuple[Mode, ...]:
@@ -137,7 +130,34 @@ def _order(modes: Sequence[Mode], number: int) -> tuple[Mode, ...]:
     return (*modes[first:], *modes[:first])
 
 
-def _measure_wave(loop: DecodeLoop, wave: list[Submit], outcome: ModeRun, depth: int | None) -> None:
-    if depth is not None:
-        wave = [msgspec.structs.replace(submit, depth=depth) for submit in wave]
-    measure_decoding(loop, wave, outcome)
+_COLUMNS = {
+    "category": "{category}",
+    "prompts": "{prompts}",
+    "TTFT ms": "{spec_ttft_ms:.0f}",
+    "plain TPOT ms": "{plain_tpot_ms:.2f}",
+    "spec TPOT ms": "{spec_tpot_ms:.2f}",
+    "speed-up": "{tpot_speed_up:.2f}x",
+    "acceptance": "{acceptance_rate:.2f}",
+    "mean length": "{mean_acceptance_length:.2f}",
+}
+
+
+def print_decode(result: dict[str, Any]) -> None:
+    """Print the table by category, the totals, the formulas, and whether outputs were identical."""
+    summary, environment = result["summary"], result["environment"]
+    title = (
+        f"{environment['model']} on {environment['adapter']} {environment['device']}, "
+        f"{environment['activations']}, exactness {environment['exactness']}, "
+        f"concurrency {environment['concurrency']}"
+    )
+    categories = [*summary["categories"].items(), ("all", summary)]
+    print_rows(title, _COLUMNS, ({**row, "category": name} for name, row in categories))
+    print_lines(
+        f"tokens/s, prefill included: plain {summary['plain_tok_s']:.1f}, "
+        f"speculative {summary['spec_tok_s']:.1f} ({summary['speed_up']:.2f}x); "
+        f"orchestration {summary['overhead_share']:.1%} of a speculative round, "
+        f"{summary['plain_overhead_share']:.1%} of a plain one"
+    )
+    print_formulas(result["formulas"])
+    same = "yes" if summary["identical"] else "NO"
+    print_lines(f"identical output: {same} ({summary['prompts']} prompts, token for token)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,20 +28,26 @@ def start_draft_process(
     """Start a draft worker on these cores (none: on all), and yield where it is. `address`: other hosts reach it there,
     over an encrypted link ("": none do). Raises BenchError where it cannot load its model."""
     options = msgspec.structs.replace(options, across_hosts=bool(address))
+    with hear_process("the draft worker", _serve, msgspec.to_builtins(options), list(cores), address) as told:
+        yield told
+
+
+@contextmanager
+def hear_process(name: str, work: Callable[..., None], *of: Any) -> Iterator[Any]:
+    """Let a process of its own, which may have other cores than this one, work, and yield what it sends first over the
+    pipe that is its last argument. Raises BenchError where that is a text: why it cannot."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_serve, args=(msgspec.to_builtins(options), list(cores), address, theirs), daemon=True
-    )
+    process = context.Process(target=work, args=(*of, theirs), daemon=True)
     process.start()
     theirs.close()
     try:
         try:
             told = ours.recv()
         except EOFError:
-            raise BenchError("the draft worker ended before it was ready") from None
+            raise BenchError(f"{name} ended before it had anything to tell") from None
         if isinstance(told, str):
-            raise BenchError(f"the draft worker: {told}")
+            raise BenchError(f"{name}: {told}")
         yield told
     finally:
         process.kill()

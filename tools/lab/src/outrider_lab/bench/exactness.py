@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import AdapterError, Segment
+from orchestrator.plain_table import print_table
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.drafters import build_drafter
-from orchestrator.worker.loading.models import LoadedSource, load_target
-from orchestrator.worker.measuring.prompts import OWN_PROMPTS, PromptText
+from orchestrator.worker.loading.models import LoadedSource
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS, PromptText, read_texts, spread
 from orchestrator.worker.measuring.steps import follow_on
+from outrider_lab.bench.decode import load_target_with_status, measure_modes
 from outrider_lab.bench.errors import BenchError
 from policies.sampling import Sampling
 
@@ -28,7 +30,8 @@ def measure_exactness(
     options: EngineOptions, prompts: Path | None, limit: int, max_tokens: int, quality_limit: int
 ) -> dict[str, Any]:
     """Return the figures of `outrider bench exactness`. Raises BenchError, and what adapters raise."""
-    texts = _texts(prompts, limit)
+    texts = OWN_PROMPTS if prompts is None else read_texts(prompts)
+    texts = spread(texts, min(limit, len(texts)) or len(texts))
     summary: dict[str, Any] = {}
     summary |= _class_figures(options)
     summary |= _identity(options, texts, max_tokens)
@@ -37,26 +40,12 @@ def measure_exactness(
     return summary
 
 
-def _texts(prompts: Path | None, limit: int) -> Sequence[PromptText]:
-    from orchestrator.worker.measuring.prompts import read_texts, spread
-
-    texts = OWN_PROMPTS if prompts is None else read_texts(prompts)
-    return spread(texts, min(limit, len(texts)) or len(texts))
-
-
-def _load(options: EngineOptions, *, refresh: bool = False) -> LoadedSource:
-    from rich.console import Console
-
-    with Console(stderr=True).status("loading the target") as status:
-        return load_target(options, lambda stage, fraction: status.update(f"{stage} ..."), refresh=refresh)
-
-
 def _class_figures(options: EngineOptions) -> dict[str, Any]:
     """Return the class as it is found anew, and every candidate."""
     from adapters.hardware import processor
     from orchestrator.worker.loading.class_words import cost_ratio
 
-    target = _load(options, refresh=True)
+    target = load_target_with_status(options, refresh=True)
     target.model.close()
     found, hardware = target.classes, processor()
     if found is None or found.finding is None:
@@ -94,9 +83,8 @@ def _candidate(one: Any) -> dict[str, Any]:
 def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: int) -> dict[str, Any]:
     """Return how many outputs differ with speculation, greedy and seeded, alone and in company."""
     from orchestrator.recommend.run import encode_prompts
-    from outrider_lab.bench.decode import measure_modes
 
-    target = _load(options)
+    target = load_target_with_status(options)
     try:
         prompts, cases, wrong = encode_prompts(texts, target), [], 0
         for number, (name, sampling) in enumerate(_SAMPLINGS.items()):
@@ -119,7 +107,6 @@ def _quality(options: EngineOptions, texts: Sequence[PromptText], limit: int) ->
     from adapters.contract import silent
     from orchestrator.cli.options import show_progress
     from orchestrator.worker.loading.prepared import load_own_tokenizer
-    from orchestrator.worker.measuring.prompts import spread
     from orchestrator.worker.measuring.quality import measure_quality
 
     if not limit or options.model.source.startswith("simulated:"):
@@ -141,7 +128,7 @@ def _step_vs_fast(options: EngineOptions) -> float | None:
     targets: list[LoadedSource] = []
     try:
         for weights in (options.model.weights, FAST):
-            targets.append(_load(options.with_model(weights=weights)))
+            targets.append(load_target_with_status(options.with_model(weights=weights)))
         if targets[0].prepared == targets[1].prepared:
             return None
         return statistics.mean(_ratio_at(rows, *targets) for rows in _ROWS)
@@ -173,21 +160,16 @@ def _step_ms(target: LoadedSource, rows: int) -> float:
 
 
 def print_exactness(summary: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row
-
-    table = Table("", "", show_header=False, title="exactness")
+    rows = []
     for name in ("processor", "flags", "adapter", "weights", "class", "class_fingerprint", "row_invariant"):
         value = summary[name]
-        add_row(table, name, ", ".join(value) if isinstance(value, list) else str(value))
+        rows.append((name, ", ".join(value) if isinstance(value, list) else str(value)))
     for one in summary["candidates"]:
-        times = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in one["decode_ms"].items())
+        times = ", ".join(f"{count}: {ms:.1f}" for count, ms in one["decode_ms"].items())
         costs = f"; ms by rows {times}; prefill of {one['prefill_tokens']} {one['prefill_ms']:.0f} ms" if times else ""
-        add_row(table, "passed" if one["passed"] else "rejected", f"{one['class']}: {one['why']}{costs}")
-    add_row(table, "mismatches", f"{summary['mismatches']} of {summary['compared']} outputs")
+        rows.append(("passed" if one["passed"] else "rejected", f"{one['class']}: {one['why']}{costs}"))
+    rows.append(("mismatches", f"{summary['mismatches']} of {summary['compared']} outputs"))
     for name in ("class_vs_fastest", "perplexity_ratio", "agreement", "step_vs_fast"):
         value = summary[name]
-        add_row(table, name, "not measured" if value is None else f"{value:.3f}")
-    Console().print(table)
+        rows.append((name, "not measured" if value is None else f"{value:.3f}"))
+    print_table((), rows, title="exactness")

@@ -17,7 +17,7 @@ from adapters.contract import AdapterError, silent
 from adapters.model_source import refuse_runtime
 from device_profiles.units import MIB
 from orchestrator.errors import OutriderError
-from orchestrator.fitting.worker_options import engine_options
+from orchestrator.plain_table import print_lines
 from orchestrator.protocol.load_options import (
     DraftOptions,
     EngineOptions,
@@ -30,11 +30,11 @@ from orchestrator.recommend.run import encode_prompts, read_prompts, warm_up
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.models import LoadedSource, load_target
-from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS
 from outrider_lab.bench.decode import measure_modes
 from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.selection import select_by_name
+from outrider_lab.bench.result import print_formulas, print_rows
+from outrider_lab.bench.selection import read_configured, select_by_name
 from outrider_lab.bench.summary import FORMULAS
 from policies.sampling import Sampling
 
@@ -52,7 +52,7 @@ def measure_pairs(
     """Return the whole result of the pairings whose name `only` finds (`summary`, `runs`, `skipped`, `environment`,
     `formulas`), and say meanwhile what has been measured. Raises BenchError."""
     chosen, skipped = pairings(options)
-    chosen = _select_pairings(only, chosen)
+    chosen = select_by_name(only, chosen)
     found = []
     for row in _measure_pairings(chosen, options, lambda target: _prompts(prompts, target, limit), max_tokens, depth):
         found.append(row)
@@ -139,14 +139,6 @@ def _at(model: ModelOptions, adapter: str, device: str, *, static: bool) -> Mode
     return msgspec.structs.replace(
         model, adapter=adapter, device=device, activations="auto", static=dataclasses.replace(model.static, on=static)
     )
-
-
-def _select_pairings(only: str, every: Sequence[Pairing]) -> list[Pairing]:
-    """Return the pairings whose name the expression finds. Raises BenchError."""
-    chosen = select_by_name(only, every)
-    if not chosen:
-        raise BenchError(f"--only {only!r} finds none of {', '.join(pair.name for pair in every)}")
-    return chosen
 
 
 def _measure_pairings(
@@ -284,10 +276,7 @@ def _acceptance(figures: Sequence[dict[str, Any]]) -> float | None:
 
 def read_pairs_options(config: Path | None) -> EngineOptions:
     """Return what the configuration says. Raises BenchError, ConfigError."""
-    from orchestrator.config.load import default_config_path, load_config
-
-    path = config or default_config_path()
-    options = engine_options(leave_out_canary(load_config(path)), path.resolve().parent)
+    _, options = read_configured(config)
     if options.max_depth == 0:
         raise BenchError("the configuration switches speculation off: there is nothing to pair")
     return msgspec.structs.replace(options, prefix_reuse=False)
@@ -316,3 +305,45 @@ def _where(model: ModelOptions) -> str:
     if model.adapter == "simulated":
         return model.adapter
     return f"{model.adapter} {model.device}{' static' if model.static.on else ''}"
+
+
+_COLUMNS = {
+    "pair": "{pair}",
+    "sampling": "{sampling}",
+    "same": "{same}",
+    "acceptance": "{acceptance_rate:.2f}",
+    "length": "{mean_acceptance_length:.2f}",
+    "plain ms": "{plain_tpot_ms:.2f}",
+    "spec ms": "{spec_tpot_ms:.2f}",
+    "speed-up": "{tpot_speed_up:.3f}x",
+    "control": "{control_ratio:.3f}x",
+    "drafted": "{drafted}",
+    "rounds": "{draft_rounds}",
+    "draft ms": "{draft_ms:.0f}",
+    "RSS MiB": "{rss_mib:.0f}",
+}
+
+
+def print_pairs(result: dict[str, Any]) -> None:
+    """Print a row for each pair and sampling, what failed, the totals and the formulas."""
+    rows = [
+        {**row, **row[sampling], "sampling": sampling, "same": _compare(row[sampling], sampling)}
+        for row in result["runs"]
+        for sampling in ("greedy", "sampled", "rejection")
+        if row.get(sampling)
+    ]
+    print_rows(f"drafts -> target, {result['environment']['model']}", _COLUMNS, rows)
+    print_lines(*(f"FAILED {row['pair']}: {row['failed']}" for row in result["runs"] if row["failed"]))
+    print_lines(*(f"left out: {reason}" for reason in result["skipped"]))
+    print_formulas(result["formulas"])
+    print_lines(", ".join(f"{name} {_format_value(value)}" for name, value in result["summary"].items()))
+
+
+def _compare(figures: dict[str, Any], sampling: str) -> str:
+    if sampling == "rejection":
+        return "-"
+    return "yes" if figures["identical"] else f"NO ({figures['mismatches']})"
+
+
+def _format_value(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -29,8 +29,7 @@ def decode(
     """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
     from orchestrator.recommend.run import read_prompts
     from orchestrator.worker.loading.drafters import build_drafter
-    from outrider_lab.bench.decode import load_target_with_status, measure_modes, read_decode_options
-    from outrider_lab.bench.decode_table import print_decode
+    from outrider_lab.bench.decode import load_target_with_status, measure_modes, print_decode, read_decode_options
     from policies.sampling import Sampling
 
     options = read_decode_options(config, exactness, adapter, concurrency)
@@ -60,8 +59,7 @@ def pairs(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode with every draft on every target of this machine, greedy and sampled; compare the tokens one by one."""
-    from outrider_lab.bench.pairs import measure_pairs, read_pairs_options
-    from outrider_lab.bench.pairs_table import print_pairs
+    from outrider_lab.bench.pairs import measure_pairs, print_pairs, read_pairs_options
 
     options = read_pairs_options(config)
     result = measure_pairs(options, only, prompts, limit, max_tokens, depth)

@@ -62,8 +62,7 @@ def compare(
     """Ask Outrider and other engines the same prompts in turns, each in a process of its own; compare speed, quality,
     determinism and memory."""
     from outrider_lab.bench.compare.ask import build_asked, read_prompt_texts
-    from outrider_lab.bench.compare.progress import show_turns
-    from outrider_lab.bench.compare.run import CompareSize, compare_engines
+    from outrider_lab.bench.compare.run import CompareSize, compare_engines, show_turns
     from outrider_lab.bench.compare.table import print_comparison
 
     check_json_path(json_out)

@@ -49,9 +49,8 @@ def plan(
     path = config or default_config_path()
     loaded = leave_out_canary(load_config(path))
     works = _works(loaded, path, runtime)
-    chosen = _select_configurations(
-        only, configurations([work.job.model.adapter for work in works], depth, concurrency)
-    )
+    every = configurations([work.job.model.adapter for work in works], depth, concurrency)
+    chosen = select_by_name(only, every)
     chosen = spread(chosen, min(limit, len(chosen)) or len(chosen))
     profile_s = _profile_missing(works, loaded, path, refresh=refresh)
     base = path.resolve().parent
@@ -89,13 +88,6 @@ def configurations(
         for depth in wanted
         for runtime in dict.fromkeys(runtimes)
     ]
-
-
-def _select_configurations(only: str, every: Sequence[Configuration]) -> list[Configuration]:
-    chosen = select_by_name(only, every)
-    if not chosen:
-        raise BenchError(f"--only {only!r} finds none of: {'; '.join(one.name for one in every)}")
-    return chosen
 
 
 def _works(loaded: ClusterConfig, path: Path, runtimes: list[str] | None) -> list[Work]:

@@ -35,9 +35,9 @@ def policy(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Run the adaptive policy beside plain decoding, then replay all policies on what was recorded."""
-    from outrider_lab.bench.policy.asked import plan_of, read_policy_options
     from outrider_lab.bench.policy.real import measure_real
     from outrider_lab.bench.policy.report import build_report
+    from outrider_lab.bench.policy.session import plan_of, read_policy_options
     from outrider_lab.bench.policy.table import print_policies
     from outrider_lab.simulation.recording import load_recording, save_recording
 

@@ -69,7 +69,7 @@ def serve(
 ) -> None:
     """Send requests in a closed loop (--concurrency) or an open one (--rate); print latencies, rates and goodput."""
     from outrider_lab.bench.traffic.drive import TrafficLoad
-    from outrider_lab.bench.traffic.slo import parse_slo
+    from outrider_lab.bench.traffic.outcome import parse_slo
 
     _check_loop(concurrency, rate, arrival, burstiness, timeout)
     objectives = parse_slo(slo)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the simulator is loaded where something is simulated
     from device_profiles.store import ProfileStore
     from orchestrator.config.sketch import Sketch
     from orchestrator.planning.wanted import PlanRequest
-    from outrider_lab.simulation.questions.answer import Answer
+    from outrider_lab.simulation.questions.asked import Answer
     from outrider_lab.simulation.sketched import AcceptanceBook
 
 
@@ -77,7 +77,7 @@ def simulate(
 
         validate_simulator(only, prompts, store, json_out)
         return
-    from outrider_lab.bench.traffic.slo import parse_slo
+    from outrider_lab.bench.traffic.outcome import parse_slo
     from outrider_lab.cli.simulate_table import print_simulation
     from outrider_lab.simulation.faults import FaultSchedule, load_faults
     from outrider_lab.simulation.questions.asked import Asked
@@ -104,9 +104,18 @@ def simulate(
             answer = answer_mix(Asked(sketch, asked, book, limits, known, share, doing))
         finish_answer(answer, json_out, cluster=str(cluster or "built in"))
     elif search:
-        sought = (list(open_trace(trace)), control, objectives, attainment, not plain)
         with show_doing() as doing:
-            answer = find_least_fleet(Wanted(sketch, asked, book, limits, known, *sought), doing)
+            answer = find_least_fleet(
+                Wanted(
+                    *(sketch, asked, book, limits, known),
+                    told=doing,
+                    trace=list(open_trace(trace)),
+                    control=control,
+                    slo=objectives,
+                    attainment=attainment,
+                    speculates=not plain,
+                )
+            )
         finish_answer(answer, json_out, trace=trace, cluster=str(cluster or "built in"))
     else:
         scenario = Scenario(

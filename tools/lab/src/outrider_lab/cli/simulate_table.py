@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from orchestrator.plain_table import add_row, print_lines, wide_console
+from orchestrator.plain_table import add_row, print_lines, print_table, wide_console
+from outrider_lab.bench.result import print_rows
 
 if TYPE_CHECKING:
-    from outrider_lab.simulation.questions.answer import Answer
+    from outrider_lab.simulation.questions.asked import Answer
 
 _LATENCIES = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "e2e": "e2e_ms", "pause behind a loss": "pause_ms"}
 _PARTS = ("mean", "p50", "p90", "p95", "p99")
@@ -19,28 +20,28 @@ def print_simulation(result: dict[str, Any]) -> None:
     """Print latencies, totals, what each kind of replica did, and what was assumed."""
     console = wide_console()
     summary = result["summary"]
-    table = Table()
-    table.add_column("ms")
-    for part in _PARTS:
-        table.add_column(part, justify="right")
-    for name, key in _LATENCIES.items():
-        if summary[key] is not None:
-            add_row(table, name, *(f"{summary[key][part]:,.1f}" for part in _PARTS))
-    console.print(table)
-    totals = Table(show_header=False)
-    for label, key, form in _ROWS:
-        if summary.get(key) is not None and (summary[key] or key != "unfinished"):
-            add_row(totals, label, form.format(summary[key]))
-    console.print(totals)
+    latencies = (
+        [name, *(f"{summary[key][part]:,.1f}" for part in _PARTS)]
+        for name, key in _LATENCIES.items()
+        if summary[key] is not None
+    )
+    print_table(["ms", *_PARTS], latencies, numbers=True)
+    totals = (
+        (label, form.format(summary[key]))
+        for label, key, form in _ROWS
+        if summary.get(key) is not None and (summary[key] or key != "unfinished")
+    )
+    print_table((), totals)
     if "classes" in summary:
-        console.print(_build_class_table(summary["classes"]))
-    kinds = Table()
-    for name in ("replicas of a kind", "count", "busy", "sequences", "tokens a round"):
-        kinds.add_column(name, justify="left" if name.startswith("replicas") else "right")
-    for name, one in result["kinds"].items():
-        shown = (f"{one['replicas']:,}", f"{one['utilisation']:.0%}", f"{one['mean_sequences']:.1f}")
-        add_row(kinds, name, *shown, f"{one['tokens_a_round']:.2f}")
-    console.print(kinds)
+        _print_classes(summary["classes"])
+    columns = {
+        "replicas of a kind": "{name}",
+        "count": "{replicas:,}",
+        "busy": "{utilisation:.0%}",
+        "sequences": "{mean_sequences:.1f}",
+        "tokens a round": "{tokens_a_round:.2f}",
+    }
+    print_rows("", columns, ({"name": name, **one} for name, one in result["kinds"].items()))
     for kind, count in summary["errors"].items():
         console.print(f"{count:,} requests were refused or ended: {kind}", style="yellow", highlight=False)
     if result["not_validated"]:
@@ -78,20 +79,19 @@ _WORDS = {
 }
 
 
-def _build_class_table(classes: dict[str, Any]) -> Table:
-    """Return what users of each class saw."""
-    table = Table()
-    table.add_column("users")
-    for name in ("requests", "completed", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "meet the objectives"):
-        table.add_column(name, justify="right")
+def _print_classes(classes: dict[str, Any]) -> None:
+    heads = ("users", "requests", "completed", *_CLASS_LATENCIES, "meet the objectives")
+    rows = []
     for name, one in classes.items():
-        shown = [f"{one[key][part]:,.1f}" if one[key] else "" for key in _SHOWN for part in ("p50", "p95")]
+        shown = [f"{one[key][part]:,.1f}" if one[key] else "" for key, part in _CLASS_LATENCIES.values()]
         met = f"{one['slo_attainment']:.1%}" if one["slo_attainment"] is not None else ""
-        add_row(table, name or "others", f"{one['requests']:,}", f"{one['completed']:,}", *shown, met)
-    return table
+        rows.append((name or "others", f"{one['requests']:,}", f"{one['completed']:,}", *shown, met))
+    print_table(heads, rows, numbers=True)
 
 
-_SHOWN = ("ttft_ms", "tpot_ms")
+_CLASS_LATENCIES = {
+    f"{figure} {part}": (f"{figure.lower()}_ms", part) for figure in ("TTFT", "TPOT") for part in ("p50", "p95")
+}
 _ROWS = (
     ("requests", "requests", "{:,}"),
     ("completed", "completed", "{:,}"),

@@ -15,11 +15,13 @@ def validate_simulator(only: str, prompts: Path | None, store: Path | None, json
     """Make real runs, simulate each, and print how far apart they are. Raises OutriderError."""
     from rich.console import Console
 
-    from outrider_lab.bench.validation.run import ValidationPlan, choose_runs, validate
+    from outrider_lab.bench.selection import select_by_name
+    from outrider_lab.bench.validation.run import ValidationPlan, validate
+    from outrider_lab.bench.validation.runs import RUNS
 
     check_json_path(json_out)
     console = Console(stderr=True)
-    runs = choose_runs(only)
+    runs = select_by_name(only, RUNS)
     with tempfile.TemporaryDirectory(prefix="outrider-validate-store-") as scratch:
         plan = ValidationPlan(
             runs,

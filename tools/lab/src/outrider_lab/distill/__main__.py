@@ -9,9 +9,8 @@ from rich.console import Console
 
 from adapters.contract import AdapterError
 from orchestrator.errors import OutriderError
-from outrider_lab.distill.cli_export import export
 from outrider_lab.distill.cli_head import head
-from outrider_lab.distill.cli_train import train
+from outrider_lab.distill.cli_train import export, train
 
 app = typer.Typer(
     help="Train a draft model, or a head, on what its target says (`outrider drafts build --data`).",

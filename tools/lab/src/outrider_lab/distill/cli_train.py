@@ -196,3 +196,20 @@ def agreement_table(kept: dict[str, list[Text]], found: dict[str, float], title:
     for name, share in found.items():
         table.add_row(name, str(asked.get(name, sum(asked.values()))), f"{share:.3f}")
     return table
+
+
+def export(
+    data: Annotated[Path, typer.Option(help="Directory that `outrider drafts build --data` wrote.")],
+    checkpoint: Annotated[Path, typer.Option(help="Directory that `train` wrote.")],
+    out: Annotated[Path, typer.Option(help="The draft's directory; an older export in it is replaced.")],
+) -> None:
+    """Write the draft as a Hugging Face directory, for `drafts: [{method: model, source: DIRECTORY}]`."""
+    require_torch()
+    from outrider_lab.distill.export import write_draft
+    from outrider_lab.distill.train import State
+
+    state = State.load(checkpoint)
+    size = write_draft(state, Shards(data).target(), out)
+    shape = state.draft.shape
+    form = f"{shape.layers} layers of {shape.hidden}, {shape.outputs} outputs, step {state.step}"
+    Console(stderr=True).print(f"{out}: {size / 1e6:.1f} MB, {form}")

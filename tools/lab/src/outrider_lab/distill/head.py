@@ -161,7 +161,6 @@ def train(
     bounds: Bounds,
     tell: Callable[[str], None],
 ) -> None:
-    """Train, then look at held-out texts."""
     rows = _lay_out(training, head, len(training))
     states = _compute_all(target, rows, tell)
     network = head.network.train().requires_grad_(True)

@@ -80,7 +80,6 @@ def rows_of(texts: Sequence[Text], indexes: NDArray[np.int32], length: int, orde
 
 
 def split_held_out(texts: Iterable[Text]) -> tuple[list[Text], dict[str, list[Text]]]:
-    """Return the texts to train on, and the held-out ones by category."""
     training: list[Text] = []
     kept: dict[str, list[Text]] = {}
     for text in texts:

@@ -41,7 +41,6 @@ class Course:
         return whole * self.tokens[last] + self.tokens[rest]
 
     def count_rounds(self, tokens: int) -> int:
-        """Return the least rounds that make so many tokens."""
         last = len(self.tokens) - 1
         whole, rest = divmod(tokens, self.tokens[last])
         return whole * last + (bisect_left(self.tokens, rest) if rest else 0)

@@ -21,8 +21,6 @@ _CONTEXT_TOKENS = 256.0
 class SimulatedDraftWorker:
     """`number`: its worker's. `rtts_ms`: to each target that it was attached to. One that goes is forgotten."""
 
-    __slots__ = ("host", "kind", "number", "rtts_ms", "targets")
-
     def __init__(self, number: int, kind: DraftKind, host: str) -> None:
         self.number, self.kind, self.host = number, kind, host
         self.targets: set[SimulatedTarget] = set()

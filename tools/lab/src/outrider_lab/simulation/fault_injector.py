@@ -8,14 +8,14 @@ from typing import Any
 from orchestrator.daemon.control.events import WorkerSaid
 from orchestrator.protocol.events import Failed
 from outrider_lab.simulation.faults import Fault
-from outrider_lab.simulation.processes import Processes, ProcessWorld, SimulatedProcess
+from outrider_lab.simulation.processes import Processes, SimulatedProcess
 
 
 class FaultInjector:
     """Acts on `processes`. `lost` hears of the requests that a worker had when it was lost or stopped."""
 
-    def __init__(self, world: ProcessWorld, processes: Processes, lost: Callable[[list[str]], None]) -> None:
-        self._world, self._processes, self._lost = world, processes, lost
+    def __init__(self, processes: Processes, lost: Callable[[list[str]], None]) -> None:
+        self._world, self._processes, self._lost = processes.world, processes, lost
         self._kinds: dict[str, Callable[[Fault], None]] = {
             "kill_worker": self._kill_worker,
             "lose_device": self._lose_device,
@@ -72,7 +72,6 @@ class FaultInjector:
             self._world.after(fault.seconds, self._processes.away.discard, fault.name)
 
     def _slow_device(self, fault: Fault) -> None:
-        """The device is slow, whichever process is on it."""
         self._set_slowness((fault, fault.factor))
         if fault.seconds:
             self._world.after(fault.seconds, self._set_slowness, (fault, 1.0))

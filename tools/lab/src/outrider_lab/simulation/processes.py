@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from device_profiles.units import MS_PER_S
 from orchestrator.daemon.control.actions import AskPages, Send, StartWorker, StopWorker
 from orchestrator.daemon.control.events import (
-    ControlEvent,
     StandbySpec,
     WorkerEnded,
     WorkerEnding,
@@ -22,9 +21,12 @@ from orchestrator.protocol.draft_messages import AttachDraft, DraftLink
 from orchestrator.protocol.events import Event, MovedOut
 from outrider_lab.simulation.draft_worker import SimulatedDraftWorker
 from outrider_lab.simulation.figures import TargetUse
-from outrider_lab.simulation.fleet import DraftKind, Fleet, PlacedReplica
+from outrider_lab.simulation.fleet import DraftKind, PlacedReplica, build_ready
 from outrider_lab.simulation.target_worker import SimulatedTarget
 from policies.serving.failover.blame import LossKind
+
+if TYPE_CHECKING:
+    from outrider_lab.simulation.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +45,6 @@ class Timing:
 USUAL_TIMING = Timing()
 
 
-class ProcessWorld(Protocol):
-    """What processes need of their world."""
-
-    @property
-    def now_s(self) -> float:
-        """The virtual clock."""
-        ...
-
-    @property
-    def timing(self) -> Timing:
-        """What is beside decoding."""
-        ...
-
-    @property
-    def fleet(self) -> Fleet:
-        """All that was placed."""
-        ...
-
-    def after(self, delay_s: float, call: Callable[[Any], None], argument: Any) -> None:
-        """Call back in a while."""
-        ...
-
-    def post(self, event: ControlEvent) -> None:
-        """Hand an event to control."""
-        ...
-
-    def find_output(self, key: str) -> tuple[int, int, str, int]: ...
-
-
 @dataclass(slots=True)
 class SimulatedProcess:
     """What control started on a `host`: a target's worker or a draft's. `ready` once it has loaded."""
@@ -87,11 +60,11 @@ class Processes:
     """All that run, by the number of their place. `away`: hosts that nobody reaches. `slowness`: of replicas on devices
     that are slow, by name. `uses`: what the replicas of each kind did."""
 
-    def __init__(self, world: ProcessWorld) -> None:
+    def __init__(self, world: World) -> None:
         self.away: set[str] = set()
         self.slowness: dict[str, float] = {}
         self.uses: dict[str, TargetUse] = {}
-        self._world = world
+        self.world = world
         self._running: dict[int, SimulatedProcess] = {}
         self._placed: dict[str, PlacedReplica] = {one.name: one for one in world.fleet.replicas}
         self._drafts: dict[str, DraftKind] = {}
@@ -99,7 +72,7 @@ class Processes:
     def list_specs(self) -> tuple[list[WorkerSpec], list[WorkerSpec], list[StandbySpec]]:
         """Return what control is to run: targets, draft workers, standbys."""
         targets, standbys, drafts = [], [], []
-        for one in self._world.fleet.replicas:
+        for one in self.world.fleet.replicas:
             options = {"placed": one.name, "draft": ""}
             spec = WorkerSpec(one.name, "simulated", options, node=one.host, device=one.device)
             if one.standby is not None:
@@ -139,7 +112,7 @@ class Processes:
 
     def start(self, action: StartWorker) -> None:
         process = self._running[action.worker] = SimulatedProcess(action, action.spec.node)
-        self._world.after(action.after_s + self._world.timing.spawn_s, self._finish_spawn, (action.worker, process))
+        self.world.after(action.after_s + self.world.timing.spawn_s, self._finish_spawn, (action.worker, process))
 
     def stop(self, action: StopWorker) -> None:
         self.end(action.worker, "the worker was stopped", "killed", seen_s=0.0)
@@ -156,8 +129,8 @@ class Processes:
                 target.follow_draft(None)
                 self.tell(target.number, DraftLink(process.draft.kind.name, "lost", cause))
                 target.say_gauges()
-        delay_s = self._world.timing.crash_seen_s if seen_s is None else seen_s
-        self._world.after(delay_s, self._report_end, (worker, cause, kind))
+        delay_s = self.world.timing.crash_seen_s if seen_s is None else seen_s
+        self.world.after(delay_s, self._report_end, (worker, cause, kind))
 
     def send(self, action: Send) -> None:
         """Pass a command on: it is there half a round trip later."""
@@ -166,7 +139,7 @@ class Processes:
             return
         way_s = self._find_way_s(process.host)
         if way_s:
-            self._world.after(way_s, self._take, (process, action))
+            self.world.after(way_s, self._take, (process, action))
         else:
             self._take((process, action))
 
@@ -175,35 +148,25 @@ class Processes:
         process = self._running.get(worker)
         way_s = self._find_way_s(process.host) if process is not None else 0.0
         if way_s:
-            self._world.after(way_s, self._hear, (worker, event, process))
+            self.world.after(way_s, self._hear, (worker, event, process))
         else:
-            self._world.post(WorkerSaid(worker, event))
+            self.world.post(WorkerSaid(worker, event))
 
     def forget_pages(self, action: AskPages) -> None:
         """A worker gives a sequence up, and moves no pages: that is not simulated."""
         process = self._running.get(action.worker)
         if process is not None and process.target is not None:
             process.target.cancel(action.sent_id)
-            self._world.post(WorkerSaid(action.worker, MovedOut(action.sent_id, None, 0.0, "it is simulated")))
-
-    @property
-    def now_s(self) -> float:
-        return self._world.now_s
-
-    def after(self, delay_s: float, call: Callable[[Any], None], argument: Any) -> None:
-        self._world.after(delay_s, call, argument)
+            self.world.post(WorkerSaid(action.worker, MovedOut(action.sent_id, None, 0.0, "it is simulated")))
 
     def is_crowded(self, machine: str) -> bool:
         busy = [one for one in self._running.values() if one.target is not None and one.target.busy]
         return sum(one.target is not None and one.target.replica.machine == machine for one in busy) > 1
 
-    def find_output(self, key: str) -> tuple[int, int, str, int]:
-        return self._world.find_output(key)
-
     def _hear(self, told: tuple[int, Event, SimulatedProcess]) -> None:
         worker, event, process = told
         if self._running.get(worker) is process and process.host not in self.away:
-            self._world.post(WorkerSaid(worker, event))
+            self.world.post(WorkerSaid(worker, event))
 
     def _take(self, sent: tuple[SimulatedProcess, Send]) -> None:
         process, (worker, command) = sent[0], (sent[1].worker, sent[1].command)
@@ -229,7 +192,7 @@ class Processes:
         if process is None or draft is None or process.host in self.away:
             self.tell(target.number, DraftLink(command.name, "lost", "nobody answers"))
             return
-        link = self._world.fleet.find_link(target.replica.host, draft.host)
+        link = self.world.fleet.find_link(target.replica.host, draft.host)
         draft.rtts_ms[target.number] = (link.rtt_ms, link.bytes_per_s)
         target.follow_draft(draft)
         self.tell(target.number, DraftLink(command.name, "connected"))
@@ -243,7 +206,7 @@ class Processes:
         if process.host in self.away:
             self.end(worker, "its host is away", "host")
             return
-        self._world.post(WorkerStarted(worker, f"simulated on {spec.node or 'this host'}"))
+        self.world.post(WorkerStarted(worker, f"simulated on {spec.node or 'this host'}"))
         placed = self._placed.get(spec.options["placed"])
         if placed is not None:
             use = self.uses.setdefault(placed.kind.name, TargetUse())
@@ -253,7 +216,7 @@ class Processes:
         else:
             process.draft = SimulatedDraftWorker(worker, self._drafts[spec.options["draft"]], process.host)
             load_s = process.draft.kind.load_s
-        self._world.after(load_s, self._finish_loading, (worker, process))
+        self.world.after(load_s, self._finish_loading, (worker, process))
 
     def _finish_loading(self, told: tuple[int, SimulatedProcess]) -> None:
         worker, process = told
@@ -261,15 +224,15 @@ class Processes:
             return
         process.ready = True
         if process.target is not None:
-            self.tell(worker, process.target.describe())
+            self.tell(worker, build_ready(process.target.replica))
             process.target.say_gauges()
         elif process.draft is not None:
             self.tell(worker, process.draft.describe())
 
     def _report_end(self, told: tuple[int, str, LossKind]) -> None:
-        self._world.post(WorkerEnding(*told))
-        self._world.post(WorkerEnded(*told))
+        self.world.post(WorkerEnding(*told))
+        self.world.post(WorkerEnded(*told))
 
     def _find_way_s(self, host: str) -> float:
-        api = self._world.fleet.api_host
-        return self._world.fleet.find_link(api, host).rtt_ms / 2.0 / MS_PER_S if api and host != api else 0.0
+        api = self.world.fleet.api_host
+        return self.world.fleet.find_link(api, host).rtt_ms / 2.0 / MS_PER_S if api and host != api else 0.0

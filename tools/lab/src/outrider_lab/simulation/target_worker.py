@@ -9,97 +9,36 @@ how deep each sequence is drafted for (simulation.courses).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
+from zlib import crc32
 
 from device_profiles.units import MS_PER_S, ceil_div
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.events import Event
-from orchestrator.protocol.ready import Ready
-from orchestrator.protocol.rounds import Delta, Gauges, RoundReport
+from orchestrator.protocol.rounds import Delta, Gauges, RequestStats, RoundReport
 from outrider_lab.simulation.courses import CompanyCourses, find_company
 from outrider_lab.simulation.draft_worker import SimulatedDraftWorker
 from outrider_lab.simulation.figures import TargetUse
-from outrider_lab.simulation.fleet import PlacedReplica
-from outrider_lab.simulation.sequence import SimulatedSequence, name_bits, sum_up
-from outrider_lab.simulation.worker_ready import BLOCK_TOKENS, SUFFIX, build_ready
+from outrider_lab.simulation.fleet import BLOCK_TOKENS, SUFFIX, PlacedReplica
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.prefill_shares import bound_prefill_rows, share_rows, waits_for_replays
 from policies.serving.replay_budget import ReplayBudget, observe_decoding, observe_replay
+
+if TYPE_CHECKING:
+    from outrider_lab.simulation.processes import Processes
 
 _GAUGES_EVERY_S = 1.0
 _MOST_STEP_S = 60.0
 
 
-class WorkerWorld(Protocol):
-    """What a worker needs of the world that it is in."""
-
-    @property
-    def now_s(self) -> float:
-        """The virtual clock."""
-        ...
-
-    def after(self, delay_s: float, call: Callable[[Any], None], argument: Any) -> None:
-        """Call back in a while."""
-        ...
-
-    def tell(self, worker: int, event: Event) -> None:
-        """Say something to control."""
-        ...
-
-    def is_crowded(self, machine: str) -> bool:
-        """Whether several replicas of a machine run rounds now."""
-        ...
-
-    def find_output(self, key: str) -> tuple[int, int, str, int]:
-        """Return how many tokens a request's output has, its course's number, and what its prompt begins with: a name
-        and a number of tokens."""
-        ...
-
-
 class SimulatedTarget:
     """See the module. `number`: its worker's."""
 
-    __slots__ = (
-        "_began_s",
-        "_bits",
-        "_change_s",
-        "_company",
-        "_company_drafted",
-        "_courses",
-        "_decoding",
-        "_draft_ms",
-        "_drafted",
-        "_drafting",
-        "_filling",
-        "_frozen_left_s",
-        "_gauged_s",
-        "_made",
-        "_preempted",
-        "_prefixes",
-        "_replaying",
-        "_replays",
-        "_round_s",
-        "_rounds",
-        "_run_rows",
-        "_running",
-        "_step",
-        "_waiting",
-        "_world",
-        "draft",
-        "frozen",
-        "kind",
-        "number",
-        "replica",
-        "rounds",
-        "slowness",
-        "use",
-    )
-
-    def __init__(self, world: WorkerWorld, number: int, replica: PlacedReplica, use: TargetUse) -> None:
-        self._world, self.number, self.replica, self.kind = world, number, replica, replica.kind
+    def __init__(self, processes: Processes, number: int, replica: PlacedReplica, use: TargetUse) -> None:
+        self._processes, self._world = processes, processes.world
+        self.number, self.replica, self.kind = number, replica, replica.kind
         self.use = use
         self._bits = name_bits(replica.kind.group)
         self.rounds = 0  # all that it ran
@@ -138,10 +77,6 @@ class SimulatedTarget:
     def list_keys(self) -> list[str]:
         return [one.key for one in self._running]
 
-    def describe(self) -> Ready:
-        """Return what it says once it serves."""
-        return build_ready(self.replica)
-
     def say_gauges(self) -> None:
         kind, now_s = self.kind, self._world.now_s
         self._gauged_s = now_s
@@ -154,7 +89,7 @@ class SimulatedTarget:
             *(len(self._running), len(self._waiting), free, total, self._preempted, 0, self.rounds, 0),
             drafters=drafters,
         )
-        self._world.tell(self.number, told)
+        self._processes.tell(self.number, told)
 
     def submit(self, submit: Submit) -> None:
         key = submit.request_id.partition("#")[0]
@@ -204,7 +139,7 @@ class SimulatedTarget:
                 deltas.append(Delta(one.sent_id, one.say(made, self._bits)))
         self.rounds -= ran
         if deltas:
-            self._world.tell(self.number, self._report(deltas))
+            self._processes.tell(self.number, self._report(deltas))
 
     def freeze(self) -> None:
         if not self.frozen:
@@ -291,7 +226,7 @@ class SimulatedTarget:
         report = self._report(deltas) if deltas else None
         self._filling = ()  # taken in; a worker that stands still may end its step once more
         if report is not None:
-            self._world.tell(self.number, report)
+            self._processes.tell(self.number, report)
         if now_s - self._gauged_s >= _GAUGES_EVERY_S or (not kept and not self._waiting):
             self.say_gauges()
 
@@ -320,7 +255,7 @@ class SimulatedTarget:
             rows = count * costs.rows(0) + self._drafted
             context = sum([one.known + 0.5 * one.left for one in decoding]) / count
             round_ms = self._time_round(rows, count, context)
-            if self.kind.alone != 1.0 and not self._world.is_crowded(self.replica.machine):
+            if self.kind.alone != 1.0 and not self._processes.is_crowded(self.replica.machine):
                 round_ms *= self.kind.alone
             rounds = max(1, min([one.end for one in decoding]) - self.rounds)
         self._filling = self._share_rows(decoding, context, round_ms) if count < len(running) else ()
@@ -484,7 +419,6 @@ class SimulatedTarget:
         self._filling = [(filled, rows) for filled, rows in self._filling if filled is not one]
 
     def _count_tokens(self, one: SimulatedSequence) -> int:
-        """Return how many tokens of output a sequence that decodes has."""
         if not one.end:
             return one.base + 1
         made = self._courses.find(one.course).count_tokens(self.rounds - one.zero)
@@ -522,3 +456,41 @@ class SimulatedTarget:
             expected_ms=round_ms / self.slowness,
             round_tokens=self._made,
         )
+
+
+class SimulatedSequence:
+    """A sequence. `known`: tokens to be read before it decodes, of which `unread` are left. `zero` and `end`: the
+    worker's rounds at which its course began, and ends. It has `base` tokens from before its course."""
+
+    def __init__(self, key: str, submit: Submit, output: tuple[int, int, str, int], now_s: float) -> None:
+        self.key = key
+        tokens, self.course, self.prefix, self.prefix_tokens = output
+        self.sent_id = submit.request_id
+        self.base = self.told = len(submit.committed)
+        self.known = self.unread = len(submit.prompt) + self.base
+        self.left = max(1, tokens - self.base)
+        self.queued_s = now_s
+        self.started_s = self.first_s = -1.0
+        self.zero = self.end = self.reused = 0
+
+    def say(self, until: int, bits: int) -> list[int]:
+        """Return the tokens of its output that were not said yet, up to so many of them."""
+        first, self.told = bits + self.told, until
+        return list(range(first, bits + until))
+
+
+def name_bits(group: str) -> int:
+    """Return the first token of every output of a group of equal bits; each token is one more than that before it. So a
+    token says its place, and who computed it."""
+    return crc32(group.encode()) << 32
+
+
+def sum_up(one: SimulatedSequence, now_s: float) -> RequestStats:
+    """Return what its worker says of a sequence now."""
+    first_s = one.first_s if one.first_s >= 0.0 else now_s
+    return RequestStats(
+        *(one.known, one.base + one.left, 0, 0, 0),
+        queue_ms=(one.started_s - one.queued_s) * MS_PER_S,
+        prefill_ms=(first_s - one.started_s) * MS_PER_S,
+        reused=one.reused,
+    )

@@ -39,11 +39,10 @@ from outrider_lab.simulation.courses import CourseBook
 from outrider_lab.simulation.fault_injector import FaultInjector
 from outrider_lab.simulation.faults import Fault
 from outrider_lab.simulation.figures import Outcomes, TargetUse
-from outrider_lab.simulation.fleet import Fleet
+from outrider_lab.simulation.fleet import Fleet, build_ready
 from outrider_lab.simulation.processes import USUAL_TIMING, Processes, Timing
-from outrider_lab.simulation.sequence import name_bits
+from outrider_lab.simulation.target_worker import name_bits
 from outrider_lab.simulation.trace import TracedRequest
-from outrider_lab.simulation.worker_ready import build_ready
 
 _HEARD_EVERY_S = 1.0
 _MOST_LINES = 200
@@ -55,7 +54,7 @@ _WARM_REQUEST_TOKENS = 1 << 14
 @dataclass(slots=True)
 class _Live:
     """A request under way. `number` of its course; `lost_s`: since when it waits behind a loss. `bits`: of the group
-    that its last token came from, as sequence.name_bits has them (0: none came)."""
+    that its last token came from, as target_worker.name_bits has them (0: none came)."""
 
     traced: TracedRequest
     course: int
@@ -109,7 +108,7 @@ class World:
         self.groups = {name_bits(group): find_group(build_ready(one)) for group, one in kinds.items()}
         self._live: dict[str, _Live] = {}
         self._processes = Processes(self)
-        self._faults = FaultInjector(self, self._processes, self._note_lost)
+        self._faults = FaultInjector(self._processes, self._note_lost)
         self._frozen, self._ticks = False, 0
         self._count = 0
         self._courses = _CourseNumbers(fleet, in_order=in_order)
@@ -181,6 +180,8 @@ class World:
         return key
 
     def find_output(self, key: str) -> tuple[int, int, str, int]:
+        """Return how many tokens a request's output has, its course's number, and what its prompt begins with: a name
+        and a number of tokens."""
         live = self._live[key]
         return live.traced.output_tokens, live.course, live.traced.prefix, live.traced.prefix_tokens
 
@@ -203,14 +204,10 @@ class World:
     def _open_stream(self, key: str) -> None:
         live = self._live[key]
         try:
-            self._check_room()
+            check_room(self.state, self.limits, self._view, self.now_s)
             self.post(StreamOpened(build_submit(key, live.traced)))
         except RequestError as error:
             self._finish(key, error.code or "error")
-
-    def _check_room(self) -> None:
-        """Take a request in as the daemon does. Raises RequestError."""
-        check_room(self.state, self.limits, self._view, self.now_s)
 
     def _view(self) -> StateView:
         state, now_s = self.state, self.now_s

@@ -9,19 +9,17 @@ from typing import get_args
 import msgspec
 
 from adapters.contract import silent
-from orchestrator.config.load import default_config_path, load_config
 from orchestrator.config.model_keys import WeightsPrecision
 from orchestrator.config.target import AUTO
 from orchestrator.config.without_file import configure_model
 from orchestrator.fitting.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.prepared import prepare_tokenizer_of
-from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from orchestrator.worker.measuring.prompts import TEXTS, PromptText, read_texts, spread
 from outrider_lab.bench.compare.endpoint import parse_endpoint
 from outrider_lab.bench.compare.engines import Asked
 from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.selection import take_of_each
+from outrider_lab.bench.selection import read_configured, take_of_each
 
 WEIGHTS = get_args(WeightsPrecision)
 
@@ -95,8 +93,7 @@ def _read_options(config: Path | None, model: str, adapter: str, draft: str) -> 
         alone = configure_model(model, Path.cwd(), {}, adapter=adapter or "openvino_rt", draft=draft)
         options = engine_options(alone.config, Path.cwd())
     else:
-        path = config or default_config_path()
-        options = engine_options(leave_out_canary(load_config(path)), path.resolve().parent)
+        _, options = read_configured(config)
         options = options.with_model(adapter=adapter) if adapter else options
     if options.model.adapter == AUTO:
         raise BenchError("model.adapter is auto, and a comparison runs one runtime: name it with --adapter")

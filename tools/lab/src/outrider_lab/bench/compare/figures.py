@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from device_profiles.units import MS_PER_S
-from outrider_lab.bench.compare.pairs import Pair, compare_pairs
+from outrider_lab.bench.compare.pairs import Pair, compare_pairs, divide
 from outrider_lab.peers.contract import Answer, Score
 
 OUTRIDER, CONTROL, PLAIN, SPECULATIVE = "outrider", "control", "plain", "speculative"
@@ -71,7 +71,6 @@ class EngineRun:
 
     @property
     def name(self) -> str:
-        """The row's name."""
         return f"{self.engine} {self.mode}"
 
     @property
@@ -103,8 +102,8 @@ def speeds(answers: Sequence[Answer]) -> dict[str, float]:
     latency_s = sum(one.last_s for one in answers)
     return {
         "ttft_ms": fmean(one.first_s for one in answers) * MS_PER_S if answers else 0.0,
-        "tpot_ms": _ratio(sum(one.last_s - one.first_s for one in several) * MS_PER_S, steps),
-        "tok_s": _ratio(sum(one.generated for one in answers), latency_s),
+        "tpot_ms": divide(sum(one.last_s - one.first_s for one in several) * MS_PER_S, steps),
+        "tok_s": divide(sum(one.generated for one in answers), latency_s),
     }
 
 
@@ -120,13 +119,13 @@ def summarise_engine(
     row |= speeds(list(fastest.values())) | {"tokens": sum(one.generated for one in fastest.values())}
     row |= acceptance(list(fastest.values()))
     row["at_once_tok_s"] = (
-        _ratio(sum(one.generated for one in run.company.values()), run.company_s) if run.company else None
+        divide(sum(one.generated for one in run.company.values()), run.company_s) if run.company else None
     )
     row |= quality(run, reference)
     row["same_again"] = _same_again(run.alone)
     row["same_in_company"] = _share_same(run.company, fastest) if run.company else None
     total = sum(answer.generated for one in run.alone for answer in one.values())
-    row["joules_per_token"] = None if run.joules is None else _ratio(run.joules, total)
+    row["joules_per_token"] = None if run.joules is None else divide(run.joules, total)
     by_category: dict[str, list[Answer]] = defaultdict(list)
     for key, answer in fastest.items():
         by_category[categories[key]].append(answer)
@@ -234,7 +233,3 @@ def _same_again(passes: Sequence[Mapping[str, Answer]]) -> float | None:
 def _share_same(some: Mapping[str, Answer], others: Mapping[str, Answer]) -> float | None:
     shared = [key for key in some if key in others]
     return fmean(some[key].tokens == others[key].tokens for key in shared) if shared else None
-
-
-def _ratio(upper: float, lower: float) -> float:
-    return upper / lower if lower else 0.0

@@ -39,9 +39,9 @@ def rates_of(answer: Answer) -> dict[str, float]:
     """Return an answer's tokens/s (`tok_s`), those behind its first token (`tpot`), and its first token's rate
     (`ttft`)."""
     return {
-        "tok_s": _ratio(answer.generated, answer.last_s),
-        "tpot": _ratio(answer.generated - 1, answer.last_s - answer.first_s),
-        "ttft": _ratio(1.0, answer.first_s),
+        "tok_s": divide(answer.generated, answer.last_s),
+        "tpot": divide(answer.generated - 1, answer.last_s - answer.first_s),
+        "ttft": divide(1.0, answer.first_s),
     }
 
 
@@ -67,7 +67,6 @@ def compare_pairs(pairs: Sequence[Pair], names: Sequence[str]) -> dict[str, Any]
 
 
 def group_ratios(pairs: Sequence[Pair], name: str) -> list[NDArray[np.float64]]:
-    """Return the ratios of each prompt, in the order of its first pair."""
     groups: dict[str, list[float]] = defaultdict(list)
     for pair in pairs:
         if (ratio := pair.ratio(name)) is not None:
@@ -85,5 +84,5 @@ def _interval(groups: Sequence[NDArray[np.float64]]) -> list[float]:
     return [float(one) for one in np.percentile(np.exp(np.mean(np.log(medians), axis=0)), _LEVELS)]
 
 
-def _ratio(upper: float, lower: float) -> float:
+def divide(upper: float, lower: float) -> float:
     return upper / lower if lower else 0.0

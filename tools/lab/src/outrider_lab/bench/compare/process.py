@@ -45,7 +45,6 @@ class EngineSpec:
 
     @property
     def name(self) -> str:
-        """The row's name."""
         return f"{self.engine} {self.mode}"
 
 

@@ -36,7 +36,6 @@ def write_report(directory: Path, result: dict[str, Any]) -> None:
 
 
 def list_sections(result: dict[str, Any]) -> Iterator[Section]:
-    """Yield the parts of the document."""
     rows = [row for row in result["summary"] if row.get("tok_s")]
     yield Section("Speed", [SPEED_HEADS, *(speed_cells(row) for row in rows)])
     yield Section("Quality, determinism, memory", [REST_HEADS, *(rest_cells(row) for row in rows)])

@@ -7,7 +7,9 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -100,7 +102,6 @@ def report_of(
 
 
 def encode_prompts(texts: Sequence[PromptText], tokenizer: Tokenizer) -> list[NamedPrompt]:
-    """Return prompts as the chat API encodes them."""
     stop_tokens = sorted(tokenizer.eos_ids)
     return [
         NamedPrompt(
@@ -121,7 +122,6 @@ def list_commands(runs: Sequence[EngineRun]) -> list[str]:
 def _find_reference(
     asked: Asked, prompts: Sequence[NamedPrompt], limit: int, tell: Tell
 ) -> tuple[ReferenceAnswers | None, str]:
-    """Return the reference's answers to some of the prompts, or why there are none."""
     if not limit:
         return None, "left out (--quality-limit 0)"
     chosen = spread(list(prompts), min(limit, len(prompts)))
@@ -142,7 +142,6 @@ def _find_reference(
 
 
 def describe_environment(asked: Asked, size: CompareSize, prompts: int) -> dict[str, Any]:
-    """Return the machine, and what was asked of all engines."""
     from adapters.hardware import processor
 
     hardware = processor()
@@ -160,3 +159,38 @@ def describe_environment(asked: Asked, size: CompareSize, prompts: int) -> dict[
         "passes": size.passes,
         "at_once": size.at_once,
     }
+
+
+@contextmanager
+def show_turns() -> Iterator[Tell]:
+    """Show what is being done: with a bar on a terminal, else in a line for each stage, with the time since the
+    beginning."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield tell_lines()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=1)
+
+        def tell(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield tell
+
+
+def tell_lines() -> Tell:
+    """Return what writes a line to stderr when a stage begins."""
+    began_s, last = time.monotonic(), ""
+
+    def tell(stage: str, _done: int, _total: int) -> None:
+        nonlocal last
+        if stage != last:
+            minutes, seconds = divmod(int(time.monotonic() - began_s), 60)
+            print(f"{minutes:d}:{seconds:02d} {stage}", file=sys.stderr, flush=True)
+            last = stage
+
+    return tell

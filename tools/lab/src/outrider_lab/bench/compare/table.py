@@ -103,7 +103,6 @@ def list_beside(result: dict[str, Any]) -> list[str]:
 
 
 def format_figure(value: float | None, shape: str) -> str:
-    """Return a figure, or that there is none."""
     return ABSENT if value is None else shape.format(value)
 
 

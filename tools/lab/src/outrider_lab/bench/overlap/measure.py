@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from orchestrator.worker.loading.drafters import remote_pair
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.prompts import PromptText
-from outrider_lab.bench.draft_process import start_draft_process
+from outrider_lab.bench.draft_process import hear_process, start_draft_process
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.summary import figures
 from policies.models.vocabulary import Match
@@ -96,22 +95,9 @@ def measure_pair(
 def _ask_process(
     pair: OverlapPair, endpoints: dict[str, LinkEndpoint], texts: Sequence[PromptText], max_tokens: int
 ) -> dict[str, Any]:
-    """Measure in a process of its own, which may have other cores than this one."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_measure, args=(pair, endpoints, list(texts), max_tokens, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        found: dict[str, Any] | str = ours.recv()
-    except EOFError:
-        raise BenchError("the target's process ended before it had a result") from None
-    finally:
-        process.kill()
-        process.join()
-    if isinstance(found, str):
-        raise BenchError(f"the target: {found}")
-    return found
+    row: dict[str, Any]
+    with hear_process("the target", _measure, pair, endpoints, list(texts), max_tokens) as row:
+        return row
 
 
 def _measure(

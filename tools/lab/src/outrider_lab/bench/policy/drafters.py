@@ -14,7 +14,8 @@ import msgspec
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.load_options import EngineOptions, SuffixOptions
 from orchestrator.worker.drafting.chain import ChainDrafter
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints, NoDrafter
+from orchestrator.worker.drafting.variants import DrafterGroup
 from orchestrator.worker.loading.drafters import build_suffix
 from orchestrator.worker.loading.models import LoadedSource
 from orchestrator.worker.loading.statistics import find_statistics
@@ -27,7 +28,7 @@ TURNS_EVERY = 50
 _SURE = 0.95
 
 
-class RandomTokens:
+class RandomTokens(NoDrafter):
     """Proposes random tokens, as many as it is asked for, and is sure of each."""
 
     name = "random"
@@ -36,12 +37,6 @@ class RandomTokens:
         self._vocabulary = vocabulary
         self._random = random.Random(seed)  # noqa: S311  # drafts, not secrets
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None: ...
-
-    def extend(self, key: str, tokens: Sequence[int]) -> None: ...
-
-    def end(self, key: str, *, keep: bool) -> None: ...
-
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         draw = self._random
         return [
@@ -49,38 +44,34 @@ class RandomTokens:
             for ask in asks
         ]
 
-    def memory_bytes(self) -> int:
-        return 0
-
     def states(self) -> list[DrafterState]:
         return [DrafterState(self.name, self.name)]
 
-    def close(self) -> None: ...
 
-
-class Alternating:
+class Alternating(DrafterGroup):
     """Drafts of `good` for the first `every` tokens of an output, of `bad` for the next, and so on."""
 
     name = "alternating"
 
     def __init__(self, good: Drafter, bad: Drafter, every: int = TURNS_EVERY) -> None:
-        self._good, self._bad, self._every = good, bad, every
+        super().__init__([good, bad])
+        self._every = every
         self._done: dict[str, int] = {}
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         self._done[key] = 0
-        self._good.begin(key, tokens, sampling, hints)
-        self._bad.begin(key, tokens, sampling, hints)
+        for drafter in self._drafters:
+            drafter.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         if key in self._done:
             self._done[key] += len(tokens)
-        self._good.extend(key, tokens)
-        self._bad.extend(key, tokens)
+        for drafter in self._drafters:
+            drafter.extend(key, tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         drafts = [NOTHING] * len(asks)
-        for drafter, turn in ((self._good, 0), (self._bad, 1)):
+        for turn, drafter in enumerate(self._drafters):
             places = [place for place, ask in enumerate(asks) if self._done.get(ask.key, 0) // self._every % 2 == turn]
             for place, draft in zip(places, drafter.propose([asks[place] for place in places]), strict=True):
                 drafts[place] = draft
@@ -88,18 +79,8 @@ class Alternating:
 
     def end(self, key: str, *, keep: bool) -> None:
         self._done.pop(key, None)
-        self._good.end(key, keep=keep)
-        self._bad.end(key, keep=keep)
-
-    def memory_bytes(self) -> int:
-        return self._good.memory_bytes() + self._bad.memory_bytes()
-
-    def states(self) -> list[DrafterState]:
-        return [*self._good.states(), *self._bad.states()]
-
-    def close(self) -> None:
-        self._good.close()
-        self._bad.close()
+        for drafter in self._drafters:
+            drafter.end(key, keep=keep)
 
 
 def with_suffix_alone(options: EngineOptions) -> EngineOptions:

@@ -74,13 +74,9 @@ def sample_rows(found: ComparisonResult) -> list[dict[str, Any]]:
             "policy": arm.policy,
             **_pair_values(found, cell, arm),
         }
-        for cell, arm in sorted(found.pairs, key=_by_load)
+        for cell, arm in sorted(found.pairs, key=lambda place: (place[0].steps, place[0].concurrency))
         if cell.category == MIX
     ]
-
-
-def _by_load(place: tuple[Cell, PolicyVariant]) -> tuple[bool, int]:
-    return place[0].steps, place[0].concurrency
 
 
 def mix_rows(mixes: Mixes) -> list[dict[str, Any]]:
@@ -135,7 +131,6 @@ def summary_of(
     mixes: Mixes,
     found: ComparisonResult | None,
 ) -> dict[str, Any]:
-    """Return the summary; what was not measured is None."""
     return {
         "worst_vs_plain": min([row["ratio"] for row in cells], default=min(replayed.values())),
         "vs_hindsight": against(mixes, HINDSIGHT),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from device_profiles.units import MS_PER_S
 from outrider_lab.bench.policy.arms import ADAPTIVE, FIXED_DEPTHS, PLAIN, name_fixed_depth, policy_of
-from outrider_lab.replay.hindsight import hindsight, replay_fixed_depths
+from outrider_lab.replay.fixed import hindsight, replay_fixed_depths
 from outrider_lab.replay.recorded import RecordedRequest
 from outrider_lab.replay.run import Replay, replay
 from outrider_lab.simulation.recording import Recording
@@ -85,7 +85,6 @@ def _replay_requests(
 
 
 def _in_turn(recording: Recording, kind: str, of_category: int) -> list[RecordedRequest]:
-    """Return requests of all categories, one of each and then the next of each."""
     by_category = {name: [] for name in recording.categories()}  # type: dict[str, list[RecordedRequest]]
     for request in recording.kinds[kind]:
         by_category[request.category].append(request)

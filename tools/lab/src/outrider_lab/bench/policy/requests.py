@@ -24,7 +24,6 @@ class Requests:
     by_category: dict[str, list[Submit]]
 
     def of(self, category: str, count: int) -> list[Submit]:
-        """Return requests of a category, or of all of them in turn (MIX)."""
         if category != MIX:
             return self.by_category[category][:count]
         lists = list(self.by_category.values())
@@ -32,7 +31,6 @@ class Requests:
         return [lists[number][place] for place, number in places[:count]]
 
     def all(self) -> list[Submit]:
-        """Return every request, category by category."""
         return [submit for own in self.by_category.values() for submit in own]
 
 

@@ -104,7 +104,7 @@ class VisitRunner:
         requests' ends, at a steady one it lasts while all places are taken."""
         if len(load) == 1:
             submits = _stagger_lengths(submits, load[0][1])
-        loop = build_loop(self.target, self._options, drafter, policy)
+        loop = build_loop(self.target, self._options, drafter, policy.policy if policy is not None else None)
         return Visiting(loop, submits, load, self._advanced, policy)
 
 

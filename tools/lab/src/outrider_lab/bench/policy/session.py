@@ -6,15 +6,21 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from device_profiles.cost import StepCost
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.worker.measuring.prompts import PromptText
+from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.policy.arms import ADAPTIVE, CONTROL, FIXED, Timed, policy_of
-from outrider_lab.bench.policy.drafters import KINDS, Drafters
-from outrider_lab.bench.policy.requests import MIX, Requests
+from outrider_lab.bench.policy.drafters import KINDS, Drafters, with_suffix_alone
+from outrider_lab.bench.policy.requests import MIX, Requests, choose_categories
 from outrider_lab.bench.policy.runs import Load, Visit, Visiting, VisitRunner, side_by_side
+from outrider_lab.bench.selection import read_configured
 
 BAR = 0.97
 _DOUBTS = 12  # cells that are visited again, in each of
@@ -51,7 +57,6 @@ class VisitPlan:
 
     @property
     def requests(self) -> int:
-        """Requests that a category must have."""
         return max(self.limit, 2 * max(self.concurrencies))
 
     def count(self, cell: Cell) -> int:
@@ -60,7 +65,6 @@ class VisitPlan:
         return max(self.limit, 2 * cell.concurrency)
 
     def load(self, cell: Cell) -> Load:
-        """Return how many of them run at once."""
         if not cell.steps:
             return [(0, cell.concurrency)]
         load, tokens = [], 0
@@ -76,7 +80,6 @@ class VisitPlan:
         return [(1, 1), (some, some), (most, most + most // 4), (some, 2 * some), (1, 2)]
 
     def cells(self) -> dict[Cell, list[PolicyVariant]]:
-        """Return all cells with the variants that run beside plain decoding."""
         adaptive = [PolicyVariant(ADAPTIVE, kind) for kind in KINDS]
         every = [Cell(category, count) for count in self.concurrencies for category in self.categories]
         found = {
@@ -212,7 +215,6 @@ def _agree(left: Sequence[int], right: Sequence[int]) -> bool:
 
 
 def adaptive_cells(found: ComparisonResult) -> list[tuple[Cell, PolicyVariant]]:
-    """Return the cells of one category and one concurrency, with each adaptive variant."""
     return [
         (cell, arm) for cell, arm in found.pairs if arm.policy == ADAPTIVE and cell.category != MIX and not cell.steps
     ]
@@ -221,3 +223,33 @@ def adaptive_cells(found: ComparisonResult) -> list[tuple[Cell, PolicyVariant]]:
 def _describe_visit(cell: Cell, arm: PolicyVariant) -> str:
     load = f"1 to {cell.concurrency} and back" if cell.steps else f"{cell.concurrency} at once"
     return f"{cell.category}, {load}: {arm.policy}{', ' + arm.kind if arm.kind else ''}"
+
+
+CONCURRENCIES = (1, 2, 4, 8, 16)
+SAMPLED = (1, 4, 16)
+
+
+def plan_of(
+    texts: Sequence[PromptText],
+    categories: Sequence[str] | None,
+    concurrencies: Sequence[int] | None,
+    sampled: Sequence[int] | None,
+    *,
+    limit: int,
+    tokens: int,
+    seed: int,
+) -> VisitPlan:
+    """Return what is visited. Raises BenchError."""
+    loads = sorted(set(concurrencies or CONCURRENCIES))
+    wanted = sorted(set(sampled)) if sampled else [count for count in SAMPLED if count in loads]
+    for count in wanted:
+        if count not in loads:
+            raise BenchError(f"--sample {count} is none of the concurrencies: {', '.join(map(str, loads))}")
+    return VisitPlan(choose_categories(texts, categories or []), loads, wanted, limit, tokens, seed)
+
+
+def read_policy_options(config: Path | None, most_running: int) -> EngineOptions:
+    """Return the options of a target for so many requests at once. Raises what reading a configuration raises, and
+    BenchError where it drafts nothing from the text itself."""
+    options = with_suffix_alone(read_configured(config)[1])
+    return msgspec.structs.replace(options, max_running=max(most_running, options.max_running))

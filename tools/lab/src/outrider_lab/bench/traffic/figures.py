@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from device_profiles.units import MS_PER_S, compute_cost_per_million
-from outrider_lab.bench.traffic.outcome import INTERRUPTED, Outcome
-from outrider_lab.bench.traffic.slo import meets
+from outrider_lab.bench.traffic.outcome import INTERRUPTED, Outcome, meets
 
 PERCENTILES = (90, 95, 99)
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
@@ -151,7 +150,6 @@ def _tokens(good: Sequence[Outcome], wall_s: float) -> dict[str, Any]:
 
 
 def _summarise_load(run: TrafficRun, rate: float | None) -> dict[str, Any]:
-    """The load that was asked for, and the one that was there."""
     sent = [outcome for outcome in run.outcomes if outcome.end_s]
     lags_ms = [(outcome.sent_s - outcome.arrival_s) * MS_PER_S for outcome in sent]
     _, running = running_over_time(run.outcomes)
@@ -229,8 +227,6 @@ def output_over_time(outcomes: Sequence[Outcome], bins: int, wall_s: float) -> t
 
 
 def build_request_rows(run: TrafficRun) -> list[dict[str, Any]]:
-    """Return every request for the JSON output."""
-
     def ms(value_s: float | None) -> float | None:
         return None if value_s is None else value_s * MS_PER_S
 

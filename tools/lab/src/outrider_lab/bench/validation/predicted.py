@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from device_profiles.cost import StepCost
-from device_profiles.units import MS_PER_S
 from orchestrator.daemon.control.streams.admission import ControlLimits
-from outrider_lab.bench.validation.real import RealRun, RunFigures
+from outrider_lab.bench.validation.real import RealRun, RunFigures, summarise_times
 from outrider_lab.bench.validation.requests import RunRequests
 from outrider_lab.bench.validation.runs import ValidationRun
 from outrider_lab.replay.recorded import Costs
@@ -131,19 +130,8 @@ def _trace(requests: RunRequests, times_s: Sequence[float]) -> list[TracedReques
 
 def _summarise(world: World, slo_ms: float) -> RunFigures:
     found = world.outcomes
-    arrivals, firsts, ends = (np.frombuffer(one) for one in (found.arrivals_s, found.firsts_s, found.ends_s))
-    tokens = np.array(found.tokens)
-    span_s = float(ends.max() - arrivals.min())
-    several = tokens > 1
-    tpots = ((ends - firsts)[several] / (tokens[several] - 1)) * MS_PER_S
-    latencies = (ends - arrivals) * MS_PER_S
-    return RunFigures(
-        output_tok_s=float(tokens.sum()) / span_s,
-        ttft_ms=float(np.median((firsts - arrivals) * MS_PER_S)),
-        tpot_ms=float(np.median(tpots)),
-        e2e_ms=float(np.median(latencies)),
-        e2e_p90_ms=float(np.percentile(latencies, 90)),
-        goodput_per_s=float((tpots <= slo_ms).sum()) / span_s,
+    return replace(
+        summarise_times(found.arrivals_s, found.firsts_s, found.ends_s, found.tokens, slo_ms),
         tokens_per_round=_count_round_tokens(world),
         pause_ms=float(np.mean(found.pauses_ms)) if found.pauses_ms else None,
         changed_group=found.changed_group,

@@ -14,9 +14,8 @@ import numpy as np
 from device_profiles.units import MS_PER_S
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.traffic.arrivals import arrival_times_s
 from outrider_lab.bench.traffic.client import Endpoint, open_client, send_request
-from outrider_lab.bench.traffic.drive import open_loop, run_closed_loop
+from outrider_lab.bench.traffic.drive import arrival_times_s, open_loop, run_closed_loop
 from outrider_lab.bench.traffic.outcome import Outcome
 from outrider_lab.bench.validation.places import RealPlace
 from outrider_lab.bench.validation.runs import ValidationRun
@@ -137,22 +136,42 @@ def _list_endpoints(place: RealPlace, run: ValidationRun, model: str) -> list[En
 
 
 def summarise_outcomes(outcomes: Sequence[Outcome], fault_s: float, slo_ms: float) -> RunFigures:
-    """Return the figures of real requests: rates over the whole run, medians of latencies."""
-    ends = max(one.last_s for one in outcomes)
-    tokens = sum(one.generated or 0 for one in outcomes)
-    span_s = ends - min(one.arrival_s for one in outcomes)
-    tpots = [MS_PER_S * one.tpot_s for one in outcomes if one.tpot_s is not None]
-    latencies = [MS_PER_S * one.latency_s for one in outcomes]
-    return RunFigures(
-        output_tok_s=tokens / span_s,
-        ttft_ms=float(np.median([MS_PER_S * (one.ttft_s or 0.0) for one in outcomes])),
-        tpot_ms=float(np.median(tpots)),
-        e2e_ms=float(np.median(latencies)),
-        e2e_p90_ms=float(np.percentile(latencies, 90)),
-        goodput_per_s=sum(tpot <= slo_ms for tpot in tpots) / span_s,
+    """Return the figures of real requests."""
+    figures = summarise_times(
+        [one.arrival_s for one in outcomes],
+        [one.arrival_s + (one.ttft_s or 0.0) for one in outcomes],
+        [one.last_s for one in outcomes],
+        [one.generated or 0 for one in outcomes],
+        slo_ms,
+    )
+    return replace(
+        figures,
         tokens_per_round=_count_round_tokens(outcomes),
         pause_ms=_find_pause_ms(outcomes, fault_s) if fault_s >= 0.0 else None,
         changed_group=sum(one.changes for one in outcomes),
+    )
+
+
+def summarise_times(
+    arrivals_s: Sequence[float],
+    firsts_s: Sequence[float],
+    ends_s: Sequence[float],
+    tokens: Sequence[int],
+    slo_ms: float,
+) -> RunFigures:
+    """Return rates over the whole run, and medians of latencies, of requests with these times and tokens each."""
+    arrivals, firsts, ends, made = map(np.asarray, (arrivals_s, firsts_s, ends_s, tokens))
+    span_s = float(ends.max() - arrivals.min())
+    several = made > 1
+    tpots = ((ends - firsts)[several] / (made[several] - 1)) * MS_PER_S
+    latencies = (ends - arrivals) * MS_PER_S
+    return RunFigures(
+        output_tok_s=float(made.sum()) / span_s,
+        ttft_ms=float(np.median((firsts - arrivals) * MS_PER_S)),
+        tpot_ms=float(np.median(tpots)),
+        e2e_ms=float(np.median(latencies)),
+        e2e_p90_ms=float(np.percentile(latencies, 90)),
+        goodput_per_s=float((tpots <= slo_ms).sum()) / span_s,
     )
 
 
@@ -176,7 +195,6 @@ def _find_pause_ms(outcomes: Sequence[Outcome], fault_s: float) -> float | None:
 
 
 def average_figures(turns: Sequence[RunFigures]) -> RunFigures:
-    """Return the figures of a run that was made several times."""
     pauses = [one.pause_ms for one in turns if one.pause_ms is not None]
     names = [field.name for field in fields(RunFigures) if field.name != "pause_ms"]
     means = {name: fmean(getattr(one, name) for one in turns) for name in names}

@@ -6,6 +6,8 @@ few requests are timed between any two runs: they say how much slower than usual
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,22 +19,23 @@ import msgspec
 import yaml
 
 from adapters.contract import silent
+from device_profiles.cost import StepCost
 from device_profiles.measured import MeasuredModel
 from orchestrator.config.load import load_config
 from orchestrator.fitting.worker_options import engine_options
+from orchestrator.planning.profiling.work import profile_store
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.cluster.hosts import HostsError
 from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.selection import select_by_name
+from outrider_lab.bench.policy.recorder import with_overhead
 from outrider_lab.bench.validation.compare import BARS, FORMULAS, compare_run, summarise_runs
 from outrider_lab.bench.validation.places import RealPlace, list_runtimes, open_place, split_cores
 from outrider_lab.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
-from outrider_lab.bench.validation.profiles import find_round_cost, measure_profiles
 from outrider_lab.bench.validation.real import RealRun, RunFigures, average_figures, measure_run, scale_times
 from outrider_lab.bench.validation.requests import RunRequests, choose_texts, number_runs, record_runs
-from outrider_lab.bench.validation.runs import PLACES, RUNS, TURNS, Place, ValidationRun, list_turn
+from outrider_lab.bench.validation.runs import PLACES, TURNS, Place, ValidationRun, list_turn
 from outrider_lab.simulation.processes import Timing
 
 MODEL = "smollm2-135m-instruct"
@@ -55,14 +58,6 @@ class ValidationPlan:
     profile_s: float
     store: Path
     tell: Callable[[str], object]
-
-
-def choose_runs(only: str) -> list[ValidationRun]:
-    """Return the runs whose name the regular expression finds. Raises BenchError."""
-    found = select_by_name(only, RUNS)
-    if not found:
-        raise BenchError(f"--only {only!r} finds no run; there are: {'; '.join(one.name for one in RUNS)}")
-    return found
 
 
 def validate(plan: ValidationPlan) -> dict[str, Any]:
@@ -279,3 +274,32 @@ def _start_calibration(place: RealPlace, profiles: _Profiles) -> list[Calibratio
         Calibration(find_round_cost(one), _DRAFT_MS, one.load_s, Timing(), group=name)
         for one, name in zip(mine, runtimes, strict=True)
     ]
+
+
+_WITHIN_S = 900.0
+
+
+def measure_profiles(config: Path, runtime: str, threads: Sequence[int], *, seconds: float) -> dict[int, MeasuredModel]:
+    """Return the target's profile on the CPU by threads; what is stored already is taken. Raises BenchError."""
+    counts = [part for count in threads for part in ("--threads", str(count))]
+    command = [sys.executable, "-m", "orchestrator.cli.entry", "profile", "--config", str(config)]
+    done = subprocess.run(
+        [*command, "--device", f"{runtime}:CPU", "--seconds", str(seconds), *counts],
+        capture_output=True,
+        text=True,
+        timeout=_WITHIN_S,
+        check=False,
+    )
+    if done.returncode:
+        raise BenchError(f"`outrider profile` failed: {done.stderr.strip().splitlines()[-1:]}")
+    known = profile_store(load_config(config)).models()
+    found = {one.threads: one for one in known if (one.role, one.adapter) == ("target", runtime)}
+    missing = [count for count in threads if count not in found]
+    if missing:
+        raise BenchError(f"`outrider profile` kept no profile of {missing[0]} threads")
+    return {count: found[count] for count in threads}
+
+
+def find_round_cost(profile: MeasuredModel) -> StepCost:
+    """Return what a round takes by a profile, drafting left out. Prompts cost what they do without it."""
+    return replace(with_overhead(profile.cost, profile.overhead), prefill=profile.cost.prefill or profile.cost)

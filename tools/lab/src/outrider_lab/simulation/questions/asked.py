@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,14 @@ class Asked:
     def build_fleet(self, *parts: tuple[ClusterHost, int], alike: bool = False) -> Fleet:
         """Return the fleet of so many hosts of these entries, without draft models: every device has a target, where
         all are to be `alike` every one of the best group."""
-        request = replace(self.request, drafts=(), alike=alike)
-        of_these = (choose_hosts(self.sketch, parts), request, self.acceptance, self.limits, self.store)
-        return build_fleet(*of_these, every_device=True)
+        return self.place(parts, replace(self.request, drafts=(), alike=alike), every_device=True)
+
+    def place(self, parts: Sequence[tuple[ClusterHost, int]], request: PlanRequest, **how: bool) -> Fleet:
+        """Return the fleet of so many hosts of these entries; `how`: see build_fleet. Raises PlanError."""
+        hosts = tuple(host.model_copy(update={"count": count}) for host, count in parts if count)
+        links = self.sketch.links.model_copy(update={"between": ()})
+        sketch = self.sketch.model_copy(update={"hosts": hosts, "links": links})
+        return build_fleet(sketch, request, self.acceptance, self.limits, self.store, **how)
 
     def assume(self) -> list[str]:
         """Return what the fleets of this question take for granted."""
@@ -84,7 +89,6 @@ class Asked:
         return list(propose_sketch(self.sketch, alone, self.store).assumed)
 
     def play(self, fleet: Fleet, requests: list[TracedRequest], slo: Mapping[str, float]) -> dict[str, Any]:
-        """Simulate; return its result."""
         limits = ControlLimits(self.limits.max_running, _MOST_WAITING, 1 << 20)
         return simulate(Scenario(fleet, requests, limits, slo))
 
@@ -100,14 +104,22 @@ class Asked:
         return list(make_requests(MadeTraffic(rate=rate, seconds=seconds, classes=(user,), **more)))
 
 
-def choose_hosts(sketch: Sketch, parts: Sequence[tuple[ClusterHost, int]]) -> Sketch:
-    """Return a sketch of so many hosts of these entries alone."""
-    hosts = tuple(host.model_copy(update={"count": count}) for host, count in parts if count)
-    links = sketch.links.model_copy(update={"between": ()})
-    return sketch.model_copy(update={"hosts": hosts, "links": links})
-
-
 def read_built_in() -> tuple[Sketch, PlanRequest]:
-    """Return the built-in sketch and what it asks for."""
     sketch = parse_sketch(BUILT_IN, Path("built-in"))
     return sketch, build_request_from_sketch(sketch, None, Path())
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`columns` say how the values of a row are printed, by their keys; None is printed as nothing."""
+
+    name: str
+    question: str
+    columns: Mapping[str, str]
+    rows: Sequence[Mapping[str, Any]]
+    assumed: Sequence[str] = field(default_factory=tuple)
+
+    def build_json(self) -> dict[str, Any]:
+        told = asdict(self)
+        told["columns"] = list(self.columns)
+        return told

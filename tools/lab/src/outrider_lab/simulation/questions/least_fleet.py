@@ -9,31 +9,22 @@ from itertools import combinations
 from math import ceil
 from typing import Any
 
-from device_profiles.store import ProfileStore
 from orchestrator.config.hosts import ClusterHost
-from orchestrator.config.sketch import Sketch
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.planning.wanted import PlanError, PlanRequest
-from outrider_lab.simulation.questions.answer import Answer
-from outrider_lab.simulation.questions.asked import choose_hosts
+from outrider_lab.simulation.questions.asked import Answer, Asked
 from outrider_lab.simulation.run import Scenario, SimulationError, simulate
-from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits, build_fleet
 from outrider_lab.simulation.trace import TracedRequest
 
 _MIXES = 8
 """So many numbers of one entry are tried beside another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+@dataclass(frozen=True, kw_only=True)
+class Wanted(Asked):
     """What is searched: a fleet of the sketch's hosts under which `attainment` of the requests meet the `slo` (bounds
     in ms, by figure). No entry has more hosts than the sketch's `count`."""
 
-    sketch: Sketch
-    request: PlanRequest
-    acceptance: AcceptanceBook
-    limits: SimulatedLimits
-    store: ProfileStore | None
     trace: Sequence[TracedRequest]
     control: ControlLimits
     slo: Mapping[str, float]
@@ -41,12 +32,12 @@ class Wanted:
     speculates: bool = True
 
 
-def find_least_fleet(wanted: Wanted, told: Callable[[str], None] = lambda text: None) -> Answer:
+def find_least_fleet(wanted: Wanted) -> Answer:
     """Search each entry of hosts by itself, by bisection over its count, the cheapest entry first; then mixes of two
     entries that are cheaper than the best so far. Of those that meet the objectives the cheapest fleet is chosen, of
     equals the one with fewer hosts. Attainment is taken to rise with the number of hosts. Raises SimulationError where
     no fleet does."""
-    search = _Search(wanted, told)
+    search = _Search(wanted)
     entries = sorted((one for one in wanted.sketch.hosts if "target" in one.roles), key=_price)
     for host in entries:
         search.find_alone(host)
@@ -68,16 +59,16 @@ def find_least_fleet(wanted: Wanted, told: Callable[[str], None] = lambda text: 
 class _Search:
     """What was tried, by the numbers of hosts, and the `best` that meets the objectives."""
 
-    def __init__(self, wanted: Wanted, told: Callable[[str], None]) -> None:
+    def __init__(self, wanted: Wanted) -> None:
         self.tried: dict[tuple[tuple[str, int], ...], dict[str, Any]] = {}
         self.best: dict[str, Any] | None = None
-        self._wanted, self._told = wanted, told
+        self._wanted = wanted
 
     def meets(self, *parts: tuple[ClusterHost, int]) -> bool:
         """Whether so many hosts of these entries do."""
         key = tuple((host.name, count) for host, count in parts if count)
         if key not in self.tried:
-            self._told(_name(parts))
+            self._wanted.told(_name(parts))
             row = self.tried[key] = _try(self._wanted, parts)
             if row["met"] and (self.best is None or _rank(row) < _rank(self.best)):
                 self.best = row
@@ -165,11 +156,7 @@ def _try_placement(
         "price_per_hour": sum(count * _price(host) for host, count in parts) or None,
     }
     try:
-        fleet = build_fleet(
-            *(choose_hosts(wanted.sketch, parts), request, wanted.acceptance, wanted.limits, wanted.store),
-            speculates=wanted.speculates,
-            every_device=every_device,
-        )
+        fleet = wanted.place(parts, request, speculates=wanted.speculates, every_device=every_device)
     except PlanError as error:
         return {**told, "met": False, "attainment": 0.0, "why": str(error)}
     if not fleet.replicas:

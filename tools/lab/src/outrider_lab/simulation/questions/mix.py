@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.config.hosts import ClusterHost
-from outrider_lab.simulation.questions.answer import Answer
-from outrider_lab.simulation.questions.asked import Asked
+from outrider_lab.simulation.questions.asked import Answer, Asked
 from outrider_lab.simulation.run import SimulationError
 
 _WHOLE = 4
