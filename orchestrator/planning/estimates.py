@@ -47,7 +47,6 @@ class Stated:
 
     @property
     def memory_bytes(self) -> int:
-        """Return its own memory; 0 where it works in the host's."""
         return int(self.sheet.memory_gb.value * GB) if self.sheet.memory_gb else 0
 
     @property
@@ -56,7 +55,6 @@ class Stated:
 
     @property
     def power_w(self) -> float:
-        """Return what it takes at most, 0 where that is not stated."""
         return self.sheet.power_w.value if self.sheet.power_w else 0.0
 
     @property

@@ -49,7 +49,6 @@ class PlannedModel:
         return ModelFacts(self.name, shape.layers, float(HIDDEN_BYTES * shape.hidden))
 
     def bits(self, weights: str) -> float:
-        """Return the bits of a weight in a format, scales included."""
         return self.file_bits if weights in (AS_FILE, FAST, DRAFT) else BITS_PER_WEIGHT[Precision(weights)]
 
     def formats(self, kind: str) -> tuple[str, ...]:

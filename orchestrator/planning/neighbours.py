@@ -72,7 +72,6 @@ class TakenPlace:
     first: bool = True
 
     def count_bytes(self, device: Device) -> int | None:
-        """Return what it takes of a device's memory; None where it is elsewhere."""
         if self.fixed is None:
             return self.memory_bytes if device.id == self.device else None
         is_here = self.host in ("", device.host) and self.fixed.is_on(device)

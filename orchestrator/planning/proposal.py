@@ -228,7 +228,6 @@ def _estimate_options(
 def estimate_targets(
     target: PlannedModel, behind: Mapping[str, DeviceSource], devices: Sequence[EstimableDevice]
 ) -> Iterator[Option]:
-    """Yield how the target is expected to run on these devices."""
     running = [estimable for estimable in devices if not target.runtimes or estimable.device.adapter in target.runtimes]
     for profile, source in behind.items():
         for estimable in running:

@@ -48,7 +48,6 @@ class MeasuredHardware:
 
     @property
     def power_w(self) -> float:
-        """Return what it takes under load, 0 where it does not tell."""
         return max((device.energy.load_w or 0.0 for device in self.devices), default=0.0)
 
     @property
@@ -64,7 +63,6 @@ class MeasuredHardware:
 
     @property
     def memory_bytes(self) -> int:
-        """Return its own memory; 0 where it works in the host's."""
         return 0 if self.kind == "cpu" else self.hardware.memory_bytes
 
     @property
@@ -73,7 +71,6 @@ class MeasuredHardware:
 
     @property
     def sheet(self) -> None:
-        """There is no datasheet behind what was measured."""
         return None
 
     def options(

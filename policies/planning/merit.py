@@ -64,7 +64,6 @@ def sum_expense(devices: Iterable[Device], hosts: Mapping[str, Host], paid: Coll
 
 
 def is_priced(device: Device, hosts: Mapping[str, Host]) -> bool:
-    """Return whether it is known what a device costs: by a price of its own, or that of its host."""
     return device.price_per_hour > 0.0 or hosts[device.host].price_per_hour > 0.0
 
 

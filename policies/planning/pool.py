@@ -71,7 +71,6 @@ def predict_end_ms(prediction: Prediction, requests: int, output_tokens: int) ->
 
 
 def take_share(prediction: Prediction, requests: int, output_tokens: int) -> Prediction:
-    """Return the prediction of a replica that has so many of the requests."""
     waiting = max(0, requests - prediction.sequences)
     wait_ms = waiting * output_tokens / prediction.goodput_tokens_per_s * MS_PER_S
     return replace(prediction, requests=requests, wait_ms=wait_ms)

@@ -67,7 +67,6 @@ class LowAcceptance(NamedTuple):
 
 
 def warning(sample: Sample, *, threshold: float = THRESHOLD) -> LowAcceptance | None:
-    """Return the warning that is due, or None."""
     if sample.all.drafted < LEAST_DRAFTED:
         return None
     upper = upper_rate(sample.all)

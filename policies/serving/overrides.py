@@ -54,7 +54,8 @@ class EffectiveBound(NamedTuple):
 def effective(overrides: Sequence[Override], bounds: OperatorBounds) -> EffectiveBound:
     """Return what holds for a request, of all overrides that concern it (in any order)."""
     if not bounds.enabled:
-        return EffectiveBound(0, True, Scope.OPERATOR, any(_wants(override) for override in overrides))
+        cut = any(override.enabled or override.depth or override.most for override in overrides)
+        return EffectiveBound(0, True, Scope.OPERATOR, cut)
     order = list(Scope)
     for override in sorted(overrides, key=lambda override: order.index(override.scope)):
         wanted = override.depth if override.depth is not None else override.most
@@ -66,7 +67,3 @@ def effective(overrides: Sequence[Override], bounds: OperatorBounds) -> Effectiv
         if override.enabled:
             return EffectiveBound(bounds.most, False, override.scope, cut=False)
     return EffectiveBound(bounds.most, bounds.fixed, Scope.DEFAULT, cut=False)
-
-
-def _wants(override: Override) -> bool:
-    return bool(override.enabled or override.depth or override.most)

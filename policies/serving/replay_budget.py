@@ -45,7 +45,6 @@ class ReplayBudget(NamedTuple):
 
 
 def observe_decoding(budget: ReplayBudget, forward_ms: float) -> ReplayBudget:
-    """Return the budget after a forward that only decoded."""
     decode_ms = update_mean(budget.decode_ms or forward_ms, forward_ms, _NEWEST)
     debt_ms = max(0.0, budget.debt_ms - REPLAY_SHARE * decode_ms)
     return ReplayBudget(decode_ms, budget.row_ms, debt_ms)

@@ -15,7 +15,7 @@ as many changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -112,8 +112,7 @@ def _observe(
     known = pace.levels.get(level)
     sums = seen if known is None else tuple(KEPT * old + new for old, new in zip(known, seen, strict=True))
     levels = {**pace.levels, level: sums}
-    weight, n, nn, ms, n_ms, wait_ms, made, rises = map(sum, zip(*levels.values(), strict=True))
-    return ReplicaPace(weight, n, nn, ms, n_ms, wait_ms, made, rises, pace.prefill_ms, levels)
+    return ReplicaPace._make([*map(sum, zip(*levels.values(), strict=True)), pace.prefill_ms, levels])
 
 
 class SeenRound(NamedTuple):
@@ -220,19 +219,15 @@ def guess_prefill_ms(tpot_ms: float) -> float:
 
 def add_paces(paces: Sequence[ReplicaPace]) -> ReplicaPace:
     """Return the sums over replicas; what prefill takes is left out."""
-    return ReplicaPace(
-        weight=sum(pace.weight for pace in paces),
-        n=sum(pace.n for pace in paces),
-        nn=sum(pace.nn for pace in paces),
-        ms=sum(pace.ms for pace in paces),
-        n_ms=sum(pace.n_ms for pace in paces),
-        wait_ms=sum(pace.wait_ms for pace in paces),
-        made=sum(pace.made for pace in paces),
-        rise=sum(pace.rise for pace in paces),
-    )
+    return _pace_of(map(sum, zip(*(pace[:_SUMS] for pace in paces), strict=True))) if paces else _NO_PACE
+
+
+def _pace_of(sums: Iterable[float]) -> ReplicaPace:
+    return ReplicaPace._make([*sums, 0.0, _NO_LEVELS])
 
 
 _NO_PACE: Final = ReplicaPace()
+_SUMS: Final = 8  # the first of its fields
 
 
 class PaceSum:
@@ -260,17 +255,9 @@ class PaceSum:
         if self._sum is None or len(self._paces) <= _SUMMED_ANEW or self._changes > len(self._paces):
             self._sum = None
             return
-        old, new, known = before or _NO_PACE, pace or _NO_PACE, self._sum
-        self._sum = ReplicaPace(
-            known.weight - old.weight + new.weight,
-            known.n - old.n + new.n,
-            known.nn - old.nn + new.nn,
-            known.ms - old.ms + new.ms,
-            known.n_ms - old.n_ms + new.n_ms,
-            known.wait_ms - old.wait_ms + new.wait_ms,
-            known.made - old.made + new.made,
-            known.rise - old.rise + new.rise,
-        )
+        old, new = before or _NO_PACE, pace or _NO_PACE
+        columns = zip(self._sum[:_SUMS], old[:_SUMS], new[:_SUMS], strict=True)
+        self._sum = _pace_of(known - less + more for known, less, more in columns)
         self._prefills += (new.prefill_ms > 0.0) - (old.prefill_ms > 0.0)
         self._prefill_ms += new.prefill_ms - old.prefill_ms
 
@@ -352,7 +339,6 @@ class SharedPaces:
         group.set_paces(key, before, paces)
 
     def find_group(self, alike: Hashable) -> PaceGroup:
-        """Return the paces of replicas that are alike."""
         return self._groups.get(alike, _NOBODY)
 
     def share_tpot_ms(self, group: PaceGroup, expected: ReplicaPace, sequences: int) -> float:

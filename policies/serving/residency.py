@@ -38,6 +38,7 @@ class ModelStage(Enum):
 
 
 _AWAY: Final = (ModelStage.UNLOADED, ModelStage.FAILED)
+_GOING: Final = (ModelStage.LEAVING, ModelStage.UNLOADING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def choose_steps(models: Sequence[ModelDemand], memory: Mapping[str, int]) -> Re
     lacking = _find_lacking(models, wanted, memory)
     if not lacking:
         return ResidencySteps(wanted, idle, (), _soonest(looks))
-    going = [number for number, model in enumerate(models) if _is_going(model)] + [number for number, _ in idle]
+    going = [number for number, model in enumerate(models) if model.stage in _GOING] + [number for number, _ in idle]
     if _suffices(models, going, lacking):
         return ResidencySteps(None, idle, (), _soonest(looks))
     more, wait_s = _choose_victims(models, wanted, going, lacking)
@@ -127,10 +128,6 @@ def _find_first(models: Sequence[ModelDemand]) -> int | None:
 
 def _may_go(model: ModelDemand) -> bool:
     return model.stage is ModelStage.LOADED and model.keep != "always"
-
-
-def _is_going(model: ModelDemand) -> bool:
-    return model.stage in (ModelStage.LEAVING, ModelStage.UNLOADING)
 
 
 def _find_lacking(models: Sequence[ModelDemand], wanted: int, memory: Mapping[str, int]) -> dict[str, int]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from operator import mul
+from operator import attrgetter, mul
 from typing import Final
 
 from policies.serving.device_load import ALONE, Stretch, weigh_shortage
@@ -195,7 +195,7 @@ class Route:
         over = len(self._priced) + len(self._unfit) - most
         if over <= 0:
             return self
-        priced, unfit = sorted(self._priced)[:most], sorted(self._unfit, key=_name_of)
+        priced, unfit = sorted(self._priced)[:most], sorted(self._unfit, key=attrgetter("name"))
         route = Route(priced, unfit[: most - len(priced)], self.request, self._weights)
         route.unseen = self.unseen
         route._left_out = self._left_out + over
@@ -207,15 +207,11 @@ class Route:
             rated = _rate_replica(replica, self.request, self._weights)
             best = best or rated
             yield rated if rated is best else _explain_loser(rated, best)
-        for replica in sorted(self._unfit, key=_name_of):
+        for replica in sorted(self._unfit, key=attrgetter("name")):
             yield RatedReplica(replica.name, float("inf"), (), replica.why_not or "not serving", replica.draft)
         for count, why in ((self._left_out, _LEFT_OUT_WHY), (self.unseen, UNSEEN_WHY)):
             if count:
                 yield RatedReplica(f"{count} more", float("inf"), (), why)
-
-
-def _name_of(replica: ReplicaState) -> str:
-    return replica.name
 
 
 def route(replicas: Sequence[ReplicaState], request: RoutedRequest, weights: RoutingWeights = EVEN_WEIGHTS) -> Route:

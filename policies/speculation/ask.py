@@ -6,7 +6,7 @@ from policies.speculation import switching
 from policies.speculation.cost_model import KNOWN_ROUNDS
 from policies.speculation.probe import Probe
 from policies.speculation.state import SpeculationState, base_ms, worth_per_ms
-from policies.speculation.types import Rest, RoundContext, RoundSequence
+from policies.speculation.types import Rest, RoundContext
 
 # Drafting that takes less than this share of a forward costs nothing. ADR 0028. Not tuned: a suffix lookup takes 0.3 %
 # of a round (ADR 0001), a step of a draft model 10 % and more.
@@ -33,7 +33,9 @@ def decide_draft_limits(state: SpeculationState, now: RoundContext) -> list[int]
     if state.step_ms <= NOTICED * base_ms(state, now):
         return [place.max_draft_tokens for place in now.places]
     return [
-        place.max_draft_tokens if place.fixed else min(place.max_draft_tokens, _depth_of(state, place))
+        place.max_draft_tokens
+        if place.fixed
+        else min(place.max_draft_tokens, max(state.requests[place.key].pid.depth, place.free))
         for place in now.places
     ]
 
@@ -98,10 +100,6 @@ def observe_pause(state: SpeculationState, now: RoundContext, rounds: int, rows:
     if rows != shape.last:
         shape = shape._replace(last=rows, last_base=rows, regret=0.0)
     return state._replace(rounds=state.rounds + rounds, switch=switch, shape=shape)
-
-
-def _depth_of(state: SpeculationState, place: RoundSequence) -> int:
-    return max(state.requests[place.key].pid.depth, place.free)
 
 
 def least_chance(state: SpeculationState, now: RoundContext) -> float:

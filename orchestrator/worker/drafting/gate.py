@@ -130,7 +130,6 @@ class DraftGate:
         return max(self._usual_tokens - done, done)
 
     def _worth(self, kind: _Kind) -> GateState:
-        """Return what is known of drafts of a kind, with what is saved for all."""
         worth = self._worths[kind]
         return replace(worth, account=worth.account._replace(saved=self._saved))
 

@@ -55,11 +55,6 @@ class _Output(NamedTuple):
         return self.tokens[self.head :]
 
 
-def scope_of(owner: str) -> int:
-    """Return what keeps an owner's entries apart from all others': 64 bits; 0 of nobody's."""
-    return int.from_bytes(blake2b(owner.encode(), digest_size=8).digest(), "little") if owner else 0
-
-
 class GrownFile:
     """The file of a model's grown statistics, over a vocabulary by its fingerprint."""
 
@@ -124,8 +119,10 @@ class GrownStatistics:
             self._tell(error)
 
     def find_scope(self, owner: str) -> int:
-        """Return the scope that an owner's requests look in, and are counted in."""
-        return 0 if self._shared else scope_of(owner)
+        """Return what keeps an owner's entries apart from all others': 64 bits; 0 of nobody's, and where all share."""
+        if self._shared or not owner:
+            return 0
+        return int.from_bytes(blake2b(owner.encode(), digest_size=8).digest(), "little")
 
     def add(self, scope: int, text: Sequence[int], prompt: int) -> None:
         """Take an output in: `text` behind its first `prompt` tokens."""

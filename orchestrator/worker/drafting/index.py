@@ -38,7 +38,6 @@ _RENEW_S = 1.0
 _UNBOUNDED = 1 << 62  # no bound
 # An ask is to bring so many times what it takes. ADR 0086: rows and learning take as much again.
 _MARGIN = 2.0
-_NO_VOTES = VotedDraft((), ())
 
 
 class IndexDrafter:
@@ -117,20 +116,15 @@ class IndexDrafter:
         return pays or _SELDOM.is_due(self._rounds)
 
     def _draft(self, ask: Ask) -> Draft:
-        draft, voted = self._vote(ask.key, ask.limit)
-        if ask.key in self._ends and ask.limit > 0:
-            self._asked[ask.key] = voted
-        return draft
-
-    def _vote(self, key: str, limit: int) -> tuple[Draft, VotedDraft]:
-        end = self._ends.get(key)
+        end, limit = self._ends.get(ask.key), ask.limit
         if end is None or limit <= 0:
-            return NOTHING, _NO_VOTES
+            return NOTHING
         matches = self._passages.find_matches(end[-MATCH:], _PLACES, _LEAST_MATCH)
         read = self._passages.read
         voters = [(weigh_match(match.length, own=False), read(match.place, limit), 0, False) for match in matches]
         longest = matches[0].length if matches else 0
-        return vote_draft(voters, longest, self._rates, limit, self.name)
+        draft, self._asked[ask.key] = vote_draft(voters, longest, self._rates, limit, self.name)
+        return draft
 
     def end(self, key: str, *, keep: bool) -> None:
         self._ends.pop(key, None)

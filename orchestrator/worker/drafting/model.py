@@ -239,7 +239,6 @@ class ModelDrafter:
         return asks
 
     def describe_beside(self) -> WorkBeside:
-        """See port.DrafterBeside."""
         return WorkBeside(gated_ms=self._gated_ms)
 
     def measure(self) -> None:
@@ -261,7 +260,6 @@ class ModelDrafter:
             self.close()
 
     def _time_step(self, cache: DraftCache, known: DraftSequence) -> float:
-        """Return what a step of one sequence takes, in ms."""
         took_ms = []
         for _ in range(_MEASURED_STEPS):
             took_ms.append(self._step(cache, {known: 0})[1])

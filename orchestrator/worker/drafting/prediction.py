@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.packed_tokens import unpack_tokens
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, PREDICTION, Ask, Draft, DraftHints, Meter
-from orchestrator.worker.drafting.suffix import PAIR_SHIFT
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, PREDICTION, Ask, Draft, DraftHints, Meter, NoDrafter
+from orchestrator.worker.drafting.suffix import PAIR_SHIFT, SuffixIndex
 from policies.sampling import Sampling
 
 _AHEAD, _BEHIND = 24, 8  # occurrences of the output's end that are compared, on either side of where it left the text
@@ -36,11 +36,10 @@ class PredictedText:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tuple(tokens)
-        self._singles: dict[int, list[int]] = {}
-        self._pairs: dict[int, list[int]] = {}
+        self._index = SuffixIndex()  # of the text, once the output has left it
         self._output: list[int] = []
         self._left = 0  # the place where the output left the text last
-        self._contradicted = self._indexed = False
+        self._contradicted = False
         self.place = 0
         self.matched = _FIRST
 
@@ -68,44 +67,24 @@ class PredictedText:
         """Go on behind the longest match of the output's end, if that is longer than the one here."""
         best, place = self.matched, self.place
         for after in self._list_places():
-            length = self._measure(after)
+            length = self._index.match(self._output, after, 4 * _SETTLED)
             if length > best:
                 best, place = length, after
         self.matched, self.place = best, place
 
     def _list_places(self) -> list[int]:
         """Return places behind which the text may go on as the output, the likeliest of equals first."""
-        self._index()
+        if not self._index.tokens:
+            self._index.extend(self._tokens)
         output = self._output
         if len(output) > 1:
-            places = self._pairs.get((output[-2] << PAIR_SHIFT) | output[-1])
+            places = self._index.pairs.get((output[-2] << PAIR_SHIFT) | output[-1])
             if places:
                 at = bisect_left(places, self._left)
                 return places[at : at + _AHEAD] + places[max(0, at - _BEHIND) : at][::-1]
-        places = self._singles.get(output[-1], [])
+        places = self._index.singles.get(output[-1], [])
         at = bisect_left(places, self._left)
         return [place for place in places[at : at + 1] if place - self._left <= _WINDOW]
-
-    def _measure(self, after: int) -> int:
-        """Return how many tokens before a place equal the output's end, up to what settles it and a few more."""
-        text, output = self._tokens, self._output
-        bound = min(after, len(output), 4 * _SETTLED)
-        length = 0
-        while length < bound and text[after - length - 1] == output[-length - 1]:
-            length += 1
-        return length
-
-    def _index(self) -> None:
-        """Note where each token and pair of the text ends, once that is needed."""
-        if self._indexed:
-            return
-        self._indexed = True
-        before = -1
-        for after, token in enumerate(self._tokens, start=1):
-            self._singles.setdefault(token, []).append(after)
-            if before >= 0:
-                self._pairs.setdefault((before << PAIR_SHIFT) | token, []).append(after)
-            before = token
 
     def draft(self, limit: int) -> Draft:
         """Return up to `limit` tokens behind the place, each surer than the one before it."""
@@ -119,7 +98,7 @@ class PredictedText:
         return Draft(tokens, sure + (_CERTAINTY[-1],) * (len(tokens) - len(sure)), PREDICTION)
 
 
-class PredictionDrafter:
+class PredictionDrafter(NoDrafter):
     """Implements drafting.port.Drafter. It knows the sequences that began with a prediction, and no others."""
 
     def __init__(self, clock: Clock) -> None:
@@ -157,11 +136,6 @@ class PredictionDrafter:
     def end(self, key: str, *, keep: bool) -> None:
         self._texts.pop(key, None)
 
-    def memory_bytes(self) -> int:
-        return 0
-
     def states(self) -> list[DrafterState]:
         """Until a request brings a prediction there is nothing to say."""
         return [self._meter.state] if self._used else []
-
-    def close(self) -> None: ...

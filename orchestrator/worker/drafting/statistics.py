@@ -136,7 +136,6 @@ class Statistics:
         return None
 
     def entries(self) -> Entries:
-        """Return a copy of the table."""
         chances = np.array(self._chances, np.float32) / np.float32(_MOST_CHANCE)
         return Entries(np.array(self._keys, np.uint64), np.array(self._tokens, np.uint32), chances)
 

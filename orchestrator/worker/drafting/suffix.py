@@ -113,12 +113,12 @@ class SuffixIndex:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._singles: dict[int, list[int]] = {}
-        self._pairs: dict[int, list[int]] = {}
+        self.singles: dict[int, list[int]] = {}
+        self.pairs: dict[int, list[int]] = {}
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens. Positions are those *after* the token or pair: where its continuation starts."""
-        text, singles, pairs = self.tokens, self._singles, self._pairs
+        text, singles, pairs = self.tokens, self.singles, self.pairs
         before = text[-1] if text else -1
         for token in tokens:
             text.append(token)
@@ -134,17 +134,16 @@ class SuffixIndex:
         end = len(self.tokens)
         last = context[-1]
         if len(context) > 1:
-            places = self._pairs.get((context[-2] << PAIR_SHIFT) | last, ())
+            places = self.pairs.get((context[-2] << PAIR_SHIFT) | last, ())
             recent = [place for place in places[-_CANDIDATES:] if place < end]
             if recent:
-                return [(self._match(context, place, max_match), place) for place in recent]
-        places = self._singles.get(last, ())
+                return [(self.match(context, place, max_match, 2), place) for place in recent]
+        places = self.singles.get(last, ())
         return [(1, place) for place in places[-_CANDIDATES:] if place < end]
 
-    def _match(self, context: Sequence[int], place: int, max_match: int) -> int:
-        """Return how many tokens before `place` equal the context's end; two are known to."""
+    def match(self, context: Sequence[int], place: int, max_match: int, length: int = 0) -> int:
+        """Return how many tokens before `place` equal the context's end; `length` are known to."""
         text = self.tokens
-        length = 2
         bound = min(max_match, len(context), place)
         while length < bound and text[place - length - 1] == context[-length - 1]:
             length += 1

@@ -124,7 +124,6 @@ class CostMeter:
         return forward_ms(model, batch, self._clock)
 
     def release_slot(self) -> None:
-        """Leave the slot empty."""
         if self._held:
             self._model.release(0)
             self._held = 0

@@ -169,7 +169,6 @@ class RangeTimes:
     outside: float
 
     def find_start_ms(self, middle_layers: int) -> float:
-        """Return what a range takes until its layers begin."""
         return (middle_layers * self.first - self.middle) / (middle_layers - 1)
 
     def scale_ms(self, start_ms: float, middle_layers: int, layers: int) -> float:

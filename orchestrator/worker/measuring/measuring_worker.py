@@ -345,10 +345,6 @@ def _texts(loaded: LoadedSource, real: LiveLoopResult) -> TargetTexts:
     return TargetTexts(loaded.name, find_loaded_digest(loaded), CHAT_WORKLOAD, prompts, real.outputs, _now())
 
 
-def _make_suffix(draft: SuffixOptions, model: ModelOptions, loaded: LoadedSource) -> SuffixDrafter:
-    return build_suffix(draft, statistics=find_statistics(draft, model, loaded))
-
-
 def _suffix_pairs(
     bench: _Bench, loaded: LoadedSource, texts: TargetTexts, real: LiveLoopResult
 ) -> Iterator[PairAcceptance]:
@@ -356,7 +352,10 @@ def _suffix_pairs(
     for draft in bench.job.engine.drafters:
         if not isinstance(draft, SuffixOptions):
             continue
-        make = partial(_make_suffix, draft, bench.job.model, loaded)
+
+        def make(draft: SuffixOptions = draft) -> SuffixDrafter:
+            return build_suffix(draft, statistics=find_statistics(draft, bench.job.model, loaded))
+
         fixed = replay_drafter(make, texts, min_rows=loaded.model.capabilities.min_rows, clock=bench.clock)
         of = (texts.target, texts.target_digest, draft.name, texts.workload)
         yield PairAcceptance(*of, "fixed", 1, fixed.by_depth, fixed.draft_ms, _now())

@@ -169,7 +169,6 @@ def task_of(ground: SearchSpace, sequences: int) -> CutTask:
 
 
 def shard_counts(task: CutTask) -> range:
-    """Return how many shards there may be."""
     limits = task.ground.wanted.constraints
     layers = task.ground.wanted.workload.target.layers
     if limits.shards:

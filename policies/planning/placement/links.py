@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -20,9 +20,6 @@ class Links:
     hosts: Mapping[str, Host]
     measured: Mapping[tuple[str, str], LinkProfile]
     defaults: DefaultLinks
-
-    def any_measured(self, hosts: Collection[str]) -> bool:
-        return any(left in hosts and right in hosts for left, right in self.measured)
 
     def typical(self) -> tuple[LinkProfile, LinkProfile, LinkProfile]:
         """Return what lies between two devices of a host, two hosts of a zone and two zones: the median of what was

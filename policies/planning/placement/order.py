@@ -55,7 +55,7 @@ def order_shards(
     by_host: dict[str, list[PlacedShard]] = {}
     for placed in target:
         by_host.setdefault(placed.device.host, []).append(placed)
-    if not links.any_measured(by_host):
+    if not any(left in by_host and right in by_host for left, right in links.measured):
         zone = links.hosts[draft_host].zone if draft_host else ""
         zones = list(dict.fromkeys(links.hosts[host].zone for host in by_host))
         of = {host: links.hosts[host].zone for host in by_host}

@@ -69,7 +69,6 @@ class Pairs:
 
     @property
     def draft_device(self) -> Ints | None:
-        """The draft's device of each, None where no model drafts."""
         return None if self.drafts is None else self.drafts.device[self.draft]
 
     def ttft_ms(self, of: Ints) -> Floats:

@@ -168,7 +168,8 @@ def _place_replicas(
         best = _choose_pool(best, pool, name, wanted, reasons)
     if most > 1:
         other = pools.place_any()
-        if other is not None and is_better(_discount(other.merit, wanted), best.merit):
+        given_up = wanted.weights.indifference  # for a better score
+        if other is not None and is_better((other.merit[0] * (1.0 - given_up), other.merit[1]), best.merit):
             best = _choose_pool(best, other, f"{len(other.replicas)} others, of every pool", wanted, reasons)
     if most < wanted.constraints.max_replicas and len(best.replicas) == most:
         many = f"{most} replicas" if most > 1 else "one replica"
@@ -187,11 +188,6 @@ def _choose_pool(best: Pool, pool: Pool, name: str, wanted: PlanGoal, reasons: l
         + (f", and there are to be {least}" if lacking and not better else "")
     )
     return pool if better or lacking else best
-
-
-def _discount(merit: tuple[float, float], wanted: PlanGoal) -> tuple[float, float]:
-    """Return a merit less what may be given up for a better score."""
-    return merit[0] * (1.0 - wanted.weights.indifference), merit[1]
 
 
 def _counts(most: int, devices: int) -> list[int]:

@@ -88,7 +88,6 @@ def pair_rows(
 
 
 def _find_served_rows(targets: OptionRows, drafter: DrafterFacts) -> Ints:
-    """Return the rows of targets that may use a drafter."""
     serves = np.array([drafter.serves(option.runtime) for option in targets.options], np.bool_)
     return np.flatnonzero(serves[targets.option]) if len(targets) else np.empty(0, np.int64)
 

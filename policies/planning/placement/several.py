@@ -55,7 +55,6 @@ def may_cut(wanted: PlanGoal, whole: ScoredCandidate | None) -> bool:
 
 
 def best_cut(ground: SearchSpace) -> ScoredCandidate | None:
-    """Return the best way to run the target in shards by runtimes that can, None where there is none."""
     able = ground.wanted.constraints.shard_runtimes
     targets = {
         profile: tuple(option for option in options if option.ranks == 1 and (not able or option.runtime in able))
@@ -66,7 +65,6 @@ def best_cut(ground: SearchSpace) -> ScoredCandidate | None:
 
 
 def _best_on_one_host(ground: SearchSpace) -> ScoredCandidate | None:
-    """Return the best of those whose devices are on one host, None where there is none."""
     best: ScoredCandidate | None = None
     devices = ground.left.target_devices
     for host in sorted({device.host for device in devices}):

@@ -128,7 +128,6 @@ def _cut(items: Items, layers: int, hops: Hops, shards: Sequence[int], wanted: i
 
 
 def _groups(values: Ints, rows: Ints, tie: Ints) -> list[Ints]:
-    """Return the rows of each value, groups and rows in the order of their lowest tie."""
     ordered = rows[np.argsort(tie[rows], kind="stable")]
     kinds, first, which = np.unique(values[ordered], return_index=True, return_inverse=True)
     by_kind = np.argsort(which, kind="stable")

@@ -30,7 +30,6 @@ _APART: tuple[Literal["zone", "host", "device"], ...] = ("zone", "host", "device
 def standby(
     chosen: Sequence[ScoredCandidate], search: SearchResult, left: Usable, links: Links, wanted: PlanGoal
 ) -> tuple[Standby | None, list[str]]:
-    """Return the standby of the first replica, or why there is none."""
     if not wanted.constraints.standby:
         return None, ["no standby: `standby` is off"]
     busy = {placed.device.id for scored in chosen for placed in scored.candidate.target}

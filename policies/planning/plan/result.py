@@ -53,7 +53,6 @@ class Shard:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The ids of all devices that it takes."""
         return self.ranks or (self.device,)
 
 
@@ -185,12 +184,10 @@ class Plan:
 
     @property
     def goodput_tokens_per_s(self) -> float:
-        """Predicted output tokens per second of all replicas."""
         return self.pool.goodput_tokens_per_s
 
     @property
     def pool(self) -> PoolPrediction:
-        """What is predicted of all replicas together."""
         return predict_pool([replica.prediction for replica in self.replicas])
 
     @property

@@ -63,7 +63,6 @@ class PartLoss:
 
 
 def list_groups(members: Sequence[Member], rules: FailoverRules) -> list[PoolGroup]:
-    """Return the groups, in the order of their first members."""
     pool = _Pool(members, rules)
     return [
         PoolGroup(name, tuple(member.name for member in own), pool.find_heirs(own)[1])

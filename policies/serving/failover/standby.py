@@ -76,7 +76,11 @@ class FailoverSteps:
 
 
 def plan_failover(target: TargetState, standbys: Sequence[StandbyState], rules: FailoverRules) -> FailoverSteps:
-    hot = tuple(number for number, standby in enumerate(standbys) if _is_hot_and_down(standby) and target.began)
+    hot = tuple(
+        number
+        for number, standby in enumerate(standbys)
+        if standby.readiness is Readiness.HOT and not standby.loaded and not standby.refused and target.began
+    )
     active = tuple(number for number, standby in enumerate(standbys) if standby.active)
     if target.serves:
         if not active:
@@ -95,7 +99,3 @@ def plan_failover(target: TargetState, standbys: Sequence[StandbyState], rules: 
     chosen = next((number for number, standby in enumerate(standbys) if not standby.refused and not standby.lost), None)
     begin = () if chosen is None or standbys[chosen].loaded else (chosen,)
     return FailoverSteps(begin=tuple(dict.fromkeys((*hot, *begin))), retire=gone)
-
-
-def _is_hot_and_down(standby: StandbyState) -> bool:
-    return standby.readiness is Readiness.HOT and not standby.loaded and not standby.refused

@@ -47,7 +47,6 @@ class ServerGreeter:
         self._answer_timeout_s = answer_timeout_s
 
     def __call__(self, server: LlamaServer) -> Connection:
-        """See remote.connection.Connect."""
         try:
             key = read_server_key(server.key_file)
         except OSError as error:

@@ -56,10 +56,6 @@ class _ServedSequence:
         known = list(self.line.tokens[:decided])
         return self.line.behind(decided) if decided >= 0 and known == self.tokens[self.base : position] else NOTHING
 
-    def forget_decided(self) -> None:
-        """Keep of the line what goes on behind all tokens."""
-        self.base, self.line = len(self.tokens), self.rest
-
     @property
     def rest(self) -> Draft:
         """What the line says behind all tokens."""
@@ -153,7 +149,6 @@ class ServerLink:
         return self._client.received_bytes
 
     def send(self, message: wire.DraftRequest) -> None:
-        """See DraftChannel."""
         with self._changed:
             for update in message.updates:
                 self._update(update)
@@ -168,7 +163,6 @@ class ServerLink:
         """Nothing is left: see DraftChannel."""
 
     def drafts(self, timeout_s: float) -> wire.DraftResponse | wire.DraftLines | None:
-        """See DraftChannel."""
         end_s = time.monotonic() + timeout_s
         with self._changed:
             while (message := self._next_message()) is None and (now_s := time.monotonic()) < end_s:
@@ -280,12 +274,14 @@ class ServerLink:
             while not (self._closed or self._fault):
                 for sequence in sorted(self._sequences.values(), key=lambda sequence: not sequence.owed):
                     if count := self._count_wanted(sequence):
-                        return self._begin_fetch(sequence, count)
+                        # What goes on behind all tokens is kept of its line.
+                        sequence.base, sequence.line = len(sequence.tokens), sequence.rest
+                        sequence.fetching = True
+                        return _Fetch(sequence, [*sequence.tokens, *sequence.line.tokens], count)
                 self._changed.wait()
             return None
 
     def _count_wanted(self, sequence: _ServedSequence) -> int:
-        """Return how many tokens the server is to draft for a sequence now."""
         if sequence.fetching or not sequence.may_grow:
             return 0
         rest, request = sequence.rest, self._request
@@ -297,11 +293,6 @@ class ServerLink:
         if not (self._runs_ahead and sequence.limit and missing > 0 and likely and self._round_ms):
             return 0
         return count_asked_tokens(self._pace, missing, _IN_TIME * self._round_ms, 0.0)
-
-    def _begin_fetch(self, sequence: _ServedSequence, count: int) -> _Fetch:
-        sequence.forget_decided()
-        sequence.fetching = True
-        return _Fetch(sequence, [*sequence.tokens, *sequence.line.tokens], count)
 
     def _take(self, fetch: _Fetch, completion: Completion) -> None:
         """Raises ProtocolError."""

@@ -79,7 +79,6 @@ class WorkerGreeter:
         self._target = secrets.token_hex(8)
 
     def __call__(self, endpoint: LinkEndpoint) -> Connection:
-        """See Connect."""
         link = Link(knock(endpoint))
         try:
             started_s = time.perf_counter()

@@ -176,7 +176,6 @@ class RemoteDrafter:
         return ask.fixed or (known and not ask.cheap_only)
 
     def describe_beside(self) -> WorkBeside:
-        """See port.DrafterBeside."""
         return self._beside
 
     def memory_bytes(self) -> int:
