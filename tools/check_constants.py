@@ -64,7 +64,6 @@ def is_tuned(value: ast.expr) -> bool:
 
 
 def list_names(target: ast.expr) -> Iterator[str]:
-    """Yield the names that an assignment binds."""
     for node in ast.walk(target):
         if isinstance(node, ast.Name):
             yield node.id

@@ -11,7 +11,6 @@ from grafana_foundation_sdk.builders import dashboard, prometheus, stat, timeser
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard, DataSourceRef
 from prometheus_client import Metric
-from prometheus_client.registry import CollectorRegistry
 
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.alerts.table import RECORDS
@@ -45,32 +44,22 @@ class _NothingRuns(Control):
     def view(self) -> StateView:
         return StateView("starting", "", "", "local", None, None)
 
-    def check_room(self, coming: int = 0, wanted: int = 1) -> None:
-        """Nothing comes."""
+    def check_room(self, coming: int = 0, wanted: int = 1) -> None: ...
 
     def find_speculation(self, submit: Submit) -> EffectiveBound | None:
-        """Nothing comes."""
         return None
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
-        """Yield nothing."""
         nothing: tuple[Delta, ...] = ()
         for delta in nothing:
             yield delta
 
 
 def list_metrics() -> list[Metric]:
-    """Return the families of all metrics."""
-    return list(build_registry().collect())
-
-
-def build_registry() -> CollectorRegistry:
-    """Return the registry of a model that is not loaded."""
-    return Metrics(_NothingRuns(), SystemClock()).registry
+    return list(Metrics(_NothingRuns(), SystemClock()).registry.collect())
 
 
 def write_query(family: Metric) -> tuple[str, str]:
-    """Return the query of a metric's panel and its legend."""
     only = '{model_name=~"$model"}'
     if family.type == "histogram":
         buckets = f"rate({family.name}_bucket{only}[$__rate_interval])"
@@ -81,7 +70,6 @@ def write_query(family: Metric) -> tuple[str, str]:
 
 
 def make_dashboard() -> str:
-    """Return the dashboard as JSON."""
     made = (
         dashboard.Dashboard("Outrider")
         .uid("outrider")

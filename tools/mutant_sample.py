@@ -33,7 +33,6 @@ Mutant = dict[str, Any]
 
 
 def identify(mutant: Mutant) -> tuple[str, str, int]:
-    """Return what tells a mutant from the others."""
     return mutant["module"], mutant["operator"], mutant["occurrence"]
 
 
@@ -63,7 +62,6 @@ def list_skipped(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def list_mutants(module: str) -> Iterator[Mutant]:
-    """Yield every mutant of a module; some are no programs."""
     source = (ROOT / module).read_text(encoding="utf-8")
     spans = [
         ((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset))  # type: ignore[attr-defined]
@@ -80,7 +78,6 @@ def list_mutants(module: str) -> Iterator[Mutant]:
 
 
 def make_source(mutant: Mutant) -> str | None:
-    """Return the source with the mutant in it; None where it is no program."""
     source = (ROOT / mutant["module"]).read_text(encoding="utf-8")
     made = mutate_code(source, get_operator(f"core/{mutant['operator']}")(), mutant["occurrence"])
     try:

@@ -114,7 +114,6 @@ class Copy:
         return [[str(path.relative_to(self.place)) for path in part] for part in (near, rest) if part]
 
     def run(self, tests: Sequence[str], *options: str) -> tuple[str, list[str]]:
-        """Run tests; return how they ended, and those that failed."""
         shutil.rmtree(self.place / ".hypothesis", ignore_errors=True)
         with tempfile.NamedTemporaryFile("w+") as log:
             process = get_context("fork").Process(target=run_pytest, args=(self.place, log.name, [*options, *tests]))
@@ -134,7 +133,6 @@ class Copy:
 
     @contextmanager
     def change(self, module: str, source: str) -> Iterator[None]:
-        """Hold another source for a module."""
         path = self.place / module
         path.write_text(source, encoding="utf-8")
         try:
@@ -156,7 +154,6 @@ class Copy:
             left_out += failed
 
     def judge(self, mutant: Mutant, directories: Sequence[str]) -> Mutant:
-        """Return the mutant with how the tests took it."""
         start, source, outcome, failed = time.monotonic(), make_source(mutant) or "", "survived", list[str]()
         for tests in self.find_tests(mutant["module"], directories):
             if outcome == "survived":
@@ -166,7 +163,6 @@ class Copy:
 
 
 def package_of(mutant: Mutant) -> str:
-    """Return the package that a mutant is in."""
     return next(package for package in REACH if mutant["module"].startswith(f"{package}/"))
 
 

@@ -14,7 +14,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "runbook.md"
 
 
 def write_runbook() -> str:
-    """Return docs/runbook.md."""
     lines = [
         "# Runbook",
         "",
