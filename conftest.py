@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import ssl
@@ -19,6 +20,15 @@ from hypothesis import settings
 from adapters.conformance.case import share_classes
 from orchestrator.cli import main as cli
 from tests.support.first_layers import write_first_layers
+
+gc.disable()  # until all is imported: most of it stays, and each look through it takes longer than the one before
+
+
+def pytest_collection_finish() -> None:
+    """Look through what the tests make from here on, not through all modules and tests with it."""
+    gc.freeze()
+    gc.enable()
+
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("outrider", deadline=None)

@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -124,7 +125,8 @@ def start_outrider(arguments: list[str], output: int, errors: int) -> WarmProces
 
 
 def _import_all() -> ModuleType:
-    """Import what a daemon and its workers import by themselves, some of it late; return the command line.
+    """Import what a daemon and its workers import by themselves, some of it late, and make what each of them makes but
+    once; return the command line.
 
     A daemon's threads look for NVIDIA devices while it forks its first worker. A fork never gets past the lock of a
     module that another thread imports, so that is imported before.
@@ -136,13 +138,17 @@ def _import_all() -> ModuleType:
 
     from adapters.simulated import adapter  # noqa: F401
     from orchestrator.cli import main, serve  # noqa: F401
+    from orchestrator.config.model import ClusterConfig
     from orchestrator.daemon import run as daemon  # noqa: F401
     from orchestrator.daemon.sandbox.jobs import prepare
+    from orchestrator.launch.local import digest_code
     from orchestrator.worker import local_host  # noqa: F401
     from orchestrator.worker.engine import worker_engine  # noqa: F401
     from orchestrator.worker.loading import draft_worker, engine  # noqa: F401
 
     prepare()
+    ClusterConfig.model_rebuild()
+    digest_code()
     with contextlib.suppress(ImportError):  # a daemon that plans looks at the devices of each runtime
         import torch  # noqa: F401 -- not transformers, with which the hub's library would read its environment too early
     return main
@@ -224,17 +230,28 @@ def _fork_into(run: Callable[[], int], inherited: list[int], printing: int, envi
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pid = os.fork()
-    if pid:
-        return pid
+    if pid == 0:
+
+        def run_as_worker() -> int:
+            _become_worker(inherited, printing, environment)
+            return run()
+
+        _run_to_end(run_as_worker)
+    return pid
+
+
+def _run_to_end(run: Callable[[], int | None]) -> NoReturn:
+    """Run, and end this process with the code that comes of it, as the interpreter would. All that was imported is left
+    to the kernel: to take it down takes a quarter of a second of a core, most of what a short command needs."""
     code = 1
     try:
-        _become_worker(inherited, printing, environment)
-        code = run()
-        atexit._run_exitfuncs()
+        code = run() or 0
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:
         traceback.print_exc()
+    try:
+        atexit._run_exitfuncs()
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
@@ -298,7 +315,14 @@ def main() -> None:
 
     local._popen = _fork_worker  # type: ignore[assignment]
     sandbox._popen = _NurseryForks().start  # type: ignore[assignment]
-    command_line.main()
+
+    def run_command() -> None:
+        try:
+            command_line.main()
+        finally:
+            threading._shutdown()  # type: ignore[attr-defined]
+
+    _run_to_end(run_command)
 
 
 def _tell_end(pid: int, telling: int, unused: Sequence[int]) -> NoReturn:
