@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import ctypes
+import fcntl
 import functools
 import gc
 import json
@@ -30,7 +32,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+import psutil
+
+from orchestrator.launch.local import _popen as _start_cold_worker
+
 _MOST_BYTES = 1 << 20
+_MOST_DESCRIPTORS = 16
+_HIGH = 512  # above all descriptors that a worker inherits under their own numbers
+_ORPHANED_S = 0.001  # between two looks after a parent that is about to end
+_SET_CHILD_SUBREAPER = 36  # of prctl
 _LIMITS = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,6 +98,11 @@ class _Starter:
         command = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=_ROOT)
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._link.close()
+        self._process.wait()
 
     @property
     def is_near(self) -> bool:
@@ -96,19 +111,56 @@ class _Starter:
 
     def start(self, arguments: list[str], output: int, errors: int) -> WarmProcess:
         """Run `outrider` with these arguments; its outputs go to two file descriptors."""
-        asked = {
-            "arguments": arguments,
-            "environment": dict(os.environ),
-            "directory": os.getcwd(),
-            "cores": sorted(os.sched_getaffinity(0)),
-            "limits": [resource.getrlimit(one) for one in _LIMITS],
-        }
+        asked = {"arguments": arguments, "environment": dict(os.environ), **_read_place()}
         told, telling = os.pipe()
         try:
             socket.send_fds(self._link, [json.dumps(asked).encode()], [output, errors, telling])
         finally:
             os.close(telling)
         return WarmProcess(int(self._link.recv(64)), told)
+
+    def start_worker(
+        self, options: list[str], inherited: list[int], printing: int, environment: dict[str, str]
+    ) -> _ForkedWorker:
+        """Run the process of a worker, as a child of this process."""
+        asked = {"worker": options, "inherited": inherited, "environment": environment, **_read_place()}
+        _take_orphans(True)
+        try:
+            socket.send_fds(self._link, [json.dumps(asked).encode()], [printing, *inherited])
+            pid = int(self._link.recv(64))
+            while psutil.Process(pid).ppid() != os.getpid():
+                time.sleep(_ORPHANED_S)
+        finally:
+            _take_orphans(False)
+        forked_workers.add(pid)
+        return _ForkedWorker(pid)
+
+
+forked_workers: set[int] = set()
+"""Workers that `start_worker` started: their command line does not say what they are."""
+
+
+def _read_place() -> dict[str, Any]:
+    """Return what a new process has of this one, beside its environment."""
+    return {
+        "directory": os.getcwd(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "limits": [resource.getrlimit(one) for one in _LIMITS],
+    }
+
+
+def _take_orphans(take: bool) -> None:
+    """Choose whether a process below this one gets this one as its parent when its own has ended."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, int(take), 0, 0, 0)
+
+
+def start_worker(
+    options: list[str], inherited: list[int], printing: int, environment: dict[str, str]
+) -> _ForkedWorker | subprocess.Popen[bytes]:
+    """Implements orchestrator.launch.local._popen, for tests that hold a cluster themselves."""
+    if _list_python_settings() == _STARTED_WITH and _starter().is_near:
+        return _starter().start_worker(options, inherited, printing, environment)
+    return _start_cold_worker(options, inherited, printing, environment)
 
 
 @functools.cache
@@ -164,14 +216,14 @@ class _ForkedWorker:
 
 def _fork_worker(options: list[str], inherited: list[int], printing: int, environment: dict[str, str]) -> _ForkedWorker:
     """Implements orchestrator.launch.local._popen: the process of a worker, which has all imports behind it."""
+    return _ForkedWorker(_fork_into(functools.partial(_run_worker, options), inherited, printing, environment))
 
-    def run() -> int:
-        sys.argv = ["orchestrator.worker.local_host", *options]
-        from orchestrator.worker.local_host import main
 
-        return main()
+def _run_worker(options: list[str]) -> int:
+    sys.argv = ["orchestrator.worker.local_host", *options]
+    from orchestrator.worker.local_host import main
 
-    return _ForkedWorker(_fork_into(run, inherited, printing, environment))
+    return main()
 
 
 class _ForkedNursery(_ForkedWorker):
@@ -295,21 +347,24 @@ def main() -> None:
     gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for daemons
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 3)
-        if not asked:
+        message, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, _MOST_DESCRIPTORS)
+        if not message:
             return
         if os.fork() == 0:
             break
         for descriptor in descriptors:
             os.close(descriptor)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    asked = json.loads(message)
+    if "worker" in asked:
+        _serve_worker(asked, descriptors, link)
     output, errors, telling = descriptors
     pid = os.fork()
     if pid:
         link.send(str(pid).encode())
         _tell_end(pid, telling, (link.detach(), output, errors))
     link.detach()  # closed with all others
-    _become(json.loads(asked), output, errors)
+    _become(asked, output, errors)
     from orchestrator.daemon.sandbox import sandbox
     from orchestrator.launch import local
 
@@ -323,6 +378,28 @@ def main() -> None:
             threading._shutdown()  # type: ignore[attr-defined]
 
     _run_to_end(run_command)
+
+
+def _serve_worker(asked: dict[str, Any], descriptors: list[int], link: socket.socket) -> NoReturn:
+    """Fork the process of a worker, and end: who asked is its parent then."""
+    forking = os.getpid()
+    pid = os.fork()
+    if pid:
+        link.send(str(pid).encode())
+        os._exit(0)
+    while os.getppid() == forking:  # or the kernel would end it with that one
+        time.sleep(_ORPHANED_S)
+    link.detach()
+    high = [fcntl.fcntl(one, fcntl.F_DUPFD, _HIGH) for one in descriptors]
+    for one, wanted in zip(high[1:], asked["inherited"], strict=True):
+        os.dup2(one, wanted)
+
+    def run() -> int:
+        _take_place(asked)
+        _become_worker(asked["inherited"], high[0], asked["environment"])
+        return _run_worker(asked["worker"])
+
+    _run_to_end(run)
 
 
 def _tell_end(pid: int, telling: int, unused: Sequence[int]) -> NoReturn:
@@ -340,14 +417,18 @@ def _become(asked: dict[str, Any], output: int, errors: int) -> None:
     os.dup2(output, 1)
     os.dup2(errors, 2)
     os.closerange(3, 1024)
-    os.chdir(asked["directory"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    _take_place(asked)
+    time.tzset()
+    sys.argv = ["outrider", *asked["arguments"]]
+
+
+def _take_place(asked: dict[str, Any]) -> None:
+    os.chdir(asked["directory"])
     os.sched_setaffinity(0, asked["cores"])
     for limit, values in zip(_LIMITS, asked["limits"], strict=True):
         resource.setrlimit(limit, tuple(values))
-    time.tzset()
-    sys.argv = ["outrider", *asked["arguments"]]
 
 
 if __name__ == "__main__":

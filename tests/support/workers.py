@@ -17,7 +17,7 @@ from orchestrator.protocol.contract import Cluster, Worker
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.rounds import Delta, RoundReport
-from tests.support import engines
+from tests.support import engines, warm
 from tests.support.waiting import is_alive
 
 
@@ -31,7 +31,11 @@ def list_workers() -> list[psutil.Process]:
     """Return this process's workers in the order in which they began. Other tests may have left children of other
     kinds, and some that nobody waited for."""
     children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    running = [child for child in children if "orchestrator.worker.local_host" in child.cmdline()]
+    running = [
+        child
+        for child in children
+        if child.pid in warm.forked_workers or "orchestrator.worker.local_host" in child.cmdline()
+    ]
     return sorted(running, key=lambda child: (child.create_time(), child.pid))
 
 
