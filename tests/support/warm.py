@@ -2,8 +2,8 @@
 does, once, and forks for each daemon or command that a test wants.
 
 The fork runs the command line itself, with the environment, directory, cores and output that a new process would have
-from the test. A daemon's local workers are forks of it, for the same reason. Tests of the start start the program as
-people do: in test_life.py, test_stop.py, tests/systemd.
+from the test. A daemon's local workers are forks of it, for the same reason, and so are those of tests/control. Tests of
+the start start the program as people do: in test_life.py, test_stop.py, tests/systemd, and workers in tests/workers.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class _Starter:
 
     def start(self, arguments: list[str], output: int, errors: int) -> WarmProcess:
         """Run `outrider` with these arguments; its outputs go to two file descriptors."""
-        asked = {"arguments": arguments, "environment": dict(os.environ), **_read_place()}
+        request = {"arguments": arguments, "environment": dict(os.environ), **_read_place()}
         told, telling = os.pipe()
         try:
-            socket.send_fds(self._link, [json.dumps(asked).encode()], [output, errors, telling])
+            socket.send_fds(self._link, [json.dumps(request).encode()], [output, errors, telling])
         finally:
             os.close(telling)
         return WarmProcess(int(self._link.recv(64)), told)
@@ -123,10 +123,10 @@ class _Starter:
         self, options: list[str], inherited: list[int], printing: int, environment: dict[str, str]
     ) -> _ForkedWorker:
         """Run the process of a worker, as a child of this process."""
-        asked = {"worker": options, "inherited": inherited, "environment": environment, **_read_place()}
+        request = {"worker": options, "inherited": inherited, "environment": environment, **_read_place()}
         _take_orphans(True)
         try:
-            socket.send_fds(self._link, [json.dumps(asked).encode()], [printing, *inherited])
+            socket.send_fds(self._link, [json.dumps(request).encode()], [printing, *inherited])
             pid = int(self._link.recv(64))
             while psutil.Process(pid).ppid() != os.getpid():
                 time.sleep(_ORPHANED_S)
@@ -260,11 +260,11 @@ class _NurseryForks:
         """Fork until the daemon has gone."""
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits
         while True:
-            asked, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 1)
-            if not asked:
+            request, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 1)
+            if not request:
                 os._exit(0)
             (descriptor,) = descriptors
-            pid = _fork_into(functools.partial(_run_nursery, descriptor), [descriptor], 2, json.loads(asked))
+            pid = _fork_into(functools.partial(_run_nursery, descriptor), [descriptor], 2, json.loads(request))
             os.close(descriptor)
             link.send(str(pid).encode())
 
@@ -355,16 +355,16 @@ def main() -> None:
         for descriptor in descriptors:
             os.close(descriptor)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    asked = json.loads(message)
-    if "worker" in asked:
-        _serve_worker(asked, descriptors, link)
+    request = json.loads(message)
+    if "worker" in request:
+        _serve_worker(request, descriptors, link)
     output, errors, telling = descriptors
     pid = os.fork()
     if pid:
         link.send(str(pid).encode())
         _tell_end(pid, telling, (link.detach(), output, errors))
     link.detach()  # closed with all others
-    _become(asked, output, errors)
+    _become(request, output, errors)
     from orchestrator.daemon.sandbox import sandbox
     from orchestrator.launch import local
 
@@ -380,8 +380,8 @@ def main() -> None:
     _run_to_end(run_command)
 
 
-def _serve_worker(asked: dict[str, Any], descriptors: list[int], link: socket.socket) -> NoReturn:
-    """Fork the process of a worker, and end: who asked is its parent then."""
+def _serve_worker(request: dict[str, Any], descriptors: list[int], link: socket.socket) -> NoReturn:
+    """Fork the process of a worker, and end: who request is its parent then."""
     forking = os.getpid()
     pid = os.fork()
     if pid:
@@ -391,13 +391,13 @@ def _serve_worker(asked: dict[str, Any], descriptors: list[int], link: socket.so
         time.sleep(_ORPHANED_S)
     link.detach()
     high = [fcntl.fcntl(one, fcntl.F_DUPFD, _HIGH) for one in descriptors]
-    for one, wanted in zip(high[1:], asked["inherited"], strict=True):
+    for one, wanted in zip(high[1:], request["inherited"], strict=True):
         os.dup2(one, wanted)
 
     def run() -> int:
-        _take_place(asked)
-        _become_worker(asked["inherited"], high[0], asked["environment"])
-        return _run_worker(asked["worker"])
+        _take_place(request)
+        _become_worker(request["inherited"], high[0], request["environment"])
+        return _run_worker(request["worker"])
 
     _run_to_end(run)
 
@@ -412,22 +412,22 @@ def _tell_end(pid: int, telling: int, unused: Sequence[int]) -> NoReturn:
     os._exit(0)
 
 
-def _become(asked: dict[str, Any], output: int, errors: int) -> None:
+def _become(request: dict[str, Any], output: int, errors: int) -> None:
     """Be what a new process would be."""
     os.dup2(output, 1)
     os.dup2(errors, 2)
     os.closerange(3, 1024)
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    _take_place(asked)
+    os.environ.update(request["environment"])
+    _take_place(request)
     time.tzset()
-    sys.argv = ["outrider", *asked["arguments"]]
+    sys.argv = ["outrider", *request["arguments"]]
 
 
-def _take_place(asked: dict[str, Any]) -> None:
-    os.chdir(asked["directory"])
-    os.sched_setaffinity(0, asked["cores"])
-    for limit, values in zip(_LIMITS, asked["limits"], strict=True):
+def _take_place(request: dict[str, Any]) -> None:
+    os.chdir(request["directory"])
+    os.sched_setaffinity(0, request["cores"])
+    for limit, values in zip(_LIMITS, request["limits"], strict=True):
         resource.setrlimit(limit, tuple(values))
 
 
