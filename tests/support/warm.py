@@ -2,8 +2,8 @@
 does, once, and forks for each daemon or command that a test wants.
 
 The fork runs the command line itself, with the environment, directory, cores and output that a new process would have
-from the test. A daemon's local workers are forks of it, for the same reason, and so are those of tests/control. Tests of
-the start start the program as people do: in test_life.py, test_stop.py, tests/systemd, and workers in tests/workers.
+from the test. A daemon's local workers are forks of it, for the same reason, and so are those of tests/control. Tests
+of the start start the program as people do: in test_life.py, test_stop.py, tests/systemd, and workers in tests/workers.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ def main() -> None:
 
 
 def _serve_worker(request: dict[str, Any], descriptors: list[int], link: socket.socket) -> NoReturn:
-    """Fork the process of a worker, and end: who request is its parent then."""
+    """Fork the process of a worker, and end: whoever wanted it is its parent then."""
     forking = os.getpid()
     pid = os.fork()
     if pid:
