@@ -24,6 +24,12 @@ from tests.support.first_layers import write_first_layers
 gc.disable()  # until all is imported: most of it stays, and each look through it takes longer than the one before
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Who hands tests out to others collects none."""
+    if session.config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Look through what the tests make from here on, not through all modules and tests with it."""
     gc.freeze()

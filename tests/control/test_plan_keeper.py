@@ -17,14 +17,14 @@ from orchestrator.config.placement import PlacementSection
 from orchestrator.daemon.control.actions import TellLacking, TellLoads, TellRefused, TellStarved
 from orchestrator.daemon.control.events import StandbySpec
 from orchestrator.daemon.control.health.health import Part, PartHealth
-from orchestrator.daemon.control.loops.plan_choice import refuse_crowding
+from orchestrator.daemon.control.loops.plan_choice import NoRoomBeside, refuse_crowding
 from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.loops.planner_port import StartPlan
 from orchestrator.errors import WorkerError
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanProposal, build_proposal, propose_here
-from orchestrator.planning.wanted import PlanError, PlanRequest
+from orchestrator.planning.wanted import PlanRequest
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.rounds import Delta, RequestStats, RoundReport
 from policies.serving.drift import FIRST_PAUSE_S, PATIENCE
@@ -150,11 +150,14 @@ def test_a_worker_is_exchanged_on_its_device_only_where_both_have_room(tmp_path,
             cluster=replace(running.cluster, devices=(replace(device, memory_bytes=room),)),
             plan=replace(running.plan, replicas=(coming,)),
         )
+        targets, planned = name_workers(running).targets, name_workers(proposal, {"threads": coming.shards[0].threads})
+        if coming is replica:
+            targets = planned.targets
         if may:
-            refuse_crowding(alive, proposal)
+            refuse_crowding(alive, targets, planned)
             continue
-        with pytest.raises(PlanError, match=f"{shard.device} has no room for another worker beside what runs"):
-            refuse_crowding(alive, proposal)
+        with pytest.raises(NoRoomBeside, match=f"{shard.device} has no room for another worker beside what runs"):
+            refuse_crowding(alive, targets, planned)
 
 
 async def test_the_requests_at_once_that_its_own_rounds_have_decide(tmp_path):
@@ -504,6 +507,25 @@ async def test_profiles_that_are_measured_meanwhile_make_another_plan_and_forget
     await until(plan_keeper, 2)
     assert workers.replaced == ["here/SIM.1"]
     assert plan_keeper.view().corrections == ()
+
+
+@pytest.mark.parametrize(("room_mib", "planned"), [(100, "here/SIM.1"), (1000, "here/SIM")])
+async def test_where_the_best_plan_has_no_room_beside_what_runs_the_best_that_has_is_taken(tmp_path, room_mib, planned):
+    def plan(name: str) -> PlanProposal:
+        directory, memory = tmp_path / name, room_mib << 20
+        store = store_simulated_profiles(directory, {"SIM": 20.0}, memory_bytes=memory)
+        if name == "then":
+            store_simulated_profiles(directory, {"SIM": 1.0}, memory_bytes=memory, weights="int8")
+            store_simulated_profiles(directory, {"SIM.1": 3.0}, memory_bytes=memory)
+        toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
+        return propose_here(PlanRequest(toy, (), True, Exactness.BIT, 8, 1, PlacementSection(concurrency=1)), store, {})
+
+    workers = Workers()
+    running = name_workers(plan("first"))
+    plan_keeper = PlanKeeper(running, workers, Making({"new": True}), drift_after(0.2, 3.0, FIRST_PAUSE_S), Clock())
+    plan_keeper.observe_profiles(plan("then"))
+    assert await plan_keeper.wait_planned()
+    assert workers.replaced == [planned]
 
 
 async def test_a_plan_by_a_disturbed_profile_says_so_until_it_is_measured_again(tmp_path):

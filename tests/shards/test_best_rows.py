@@ -73,7 +73,7 @@ def test_tokens_are_those_of_whole_rows_while_other_forwards_are_under_way(shard
     out = start(loop, submits)
     assert run_out(loop, out) == ([], 2)
     assert out == alone(submits)
-    assert last.whole == 0
+    assert (last.whole > 0) == read, "behind some that had to be read they come whole"
     assert (last.reads > 10) == read
     model.close()
 

@@ -39,6 +39,8 @@ from orchestrator.launch.local import _popen as _start_cold_worker
 _MOST_BYTES = 1 << 20
 _MOST_DESCRIPTORS = 16
 _HIGH = 512  # above all descriptors that a worker inherits under their own numbers
+_END_S = 5.0  # of the process that forks, once nobody asks it
+_UNWRITTEN = 120  # what Python ends with where it cannot write the rest of its output
 _ORPHANED_S = 0.001  # between two looks after a parent that is about to end
 _SET_CHILD_SUBREAPER = 36  # of prctl
 _LIMITS = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)
@@ -94,6 +96,7 @@ class _Starter:
     """The process that forks. It ends with this one."""
 
     def __init__(self) -> None:
+        self._asking = threading.Lock()
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())]
         with theirs:
@@ -102,7 +105,10 @@ class _Starter:
 
     def _end(self) -> None:
         self._link.close()
-        self._process.wait()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # a child of a test has the other end, too
+            self._process.kill()
 
     @property
     def is_near(self) -> bool:
@@ -113,25 +119,27 @@ class _Starter:
         """Run `outrider` with these arguments; its outputs go to two file descriptors."""
         request = {"arguments": arguments, "environment": dict(os.environ), **_read_place()}
         told, telling = os.pipe()
-        try:
-            socket.send_fds(self._link, [json.dumps(request).encode()], [output, errors, telling])
-        finally:
-            os.close(telling)
-        return WarmProcess(int(self._link.recv(64)), told)
+        with self._asking:
+            try:
+                socket.send_fds(self._link, [json.dumps(request).encode()], [output, errors, telling])
+            finally:
+                os.close(telling)
+            return WarmProcess(int(self._link.recv(64)), told)
 
     def start_worker(
         self, options: list[str], inherited: list[int], printing: int, environment: dict[str, str]
     ) -> _ForkedWorker:
         """Run the process of a worker, as a child of this process."""
         request = {"worker": options, "inherited": inherited, "environment": environment, **_read_place()}
-        _take_orphans(True)
-        try:
-            socket.send_fds(self._link, [json.dumps(request).encode()], [printing, *inherited])
-            pid = int(self._link.recv(64))
-            while psutil.Process(pid).ppid() != os.getpid():
-                time.sleep(_ORPHANED_S)
-        finally:
-            _take_orphans(False)
+        with self._asking:
+            _take_orphans(True)
+            try:
+                socket.send_fds(self._link, [json.dumps(request).encode()], [printing, *inherited])
+                pid = int(self._link.recv(64))
+                while psutil.Process(pid).ppid() != os.getpid():
+                    time.sleep(_ORPHANED_S)
+            finally:
+                _take_orphans(False)
         forked_workers.add(pid)
         return _ForkedWorker(pid)
 
@@ -299,15 +307,19 @@ def _run_to_end(run: Callable[[], int | None]) -> NoReturn:
     try:
         code = run() or 0
     except SystemExit as end:
-        code = int(end.code or 0)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)  # noqa: T201  # as Python does
     except BaseException:
         traceback.print_exc()
     try:
         atexit._run_exitfuncs()
     finally:
-        with contextlib.suppress(OSError):
+        try:
             sys.stdout.flush()
             sys.stderr.flush()
+        except OSError:
+            code = _UNWRITTEN
         os._exit(code)
 
 

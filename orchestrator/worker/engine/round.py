@@ -85,7 +85,7 @@ def split_rows(
     few = result.best
     for sequence, count in wanted:
         if sequence.best_logits and few is not None:
-            known = BestRows(few.ids, few.masses, few.read_row).cut(best, best + count)
+            known = BestRows(few.ids, few.masses, sequence.watch_reads(few.read_row)).cut(best, best + count)
             rows.append(WantedRows(few.logits[best : best + count], known))
             best += count
         else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from adapters.loaded_model import Capabilities
+from adapters.loaded_model import Capabilities, Logits
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.rounds import DrafterShare, RequestStats
 from orchestrator.worker.drafting.port import NO_SLOT
@@ -16,6 +16,9 @@ from policies.sampling.logprobs import TokenScore, score
 
 if TYPE_CHECKING:
     from orchestrator.worker.engine.prefix_cache import StartPages
+
+# Rows that are read behind their forward, beyond which a request's rows come whole. Not tuned.
+_FEW_READS, _MOST_READ_SHARE = 4, 0.1
 
 
 class LogprobCollector:
@@ -69,6 +72,8 @@ class SequenceState:
     rewinds: bool = True
     best_logits: int = 0
     """So many of the best logits of each row are asked for, which decide its tokens; 0: rows come whole."""
+    rows_read: int = 0
+    """Of how many rows the best did not decide."""
     block_tokens: int = 1
     slot: int = NO_SLOT
     cached: int = 0
@@ -141,6 +146,18 @@ class SequenceState:
         """How many of the best logits its rows want, and the temperature of their masses: see adapters' Segment."""
         sampling = self.submit.sampling
         return self.best_logits, sampling.temperature if self.best_logits and sampling.has_nucleus else 0.0
+
+    def watch_reads(self, read_row: Callable[[int], Logits]) -> Callable[[int], Logits]:
+        """Return what reads a whole row behind its forward, which waits for the device. Where it does so too often,
+        rows come whole from then on."""
+
+        def read(row: int) -> Logits:
+            self.rows_read += 1
+            if self.rows_read > _FEW_READS + self.generated * _MOST_READ_SHARE:
+                self.best_logits = 0
+            return read_row(row)
+
+        return read
 
     @property
     def uncached(self) -> int:

@@ -44,11 +44,11 @@ _Guests = queue.SimpleQueue["wire.ShardLink | None"]
 
 
 class ServedLayers:
-    """Loaded layers, and of their last `forwards` the rows of which the best logits went alone."""
+    """Loaded layers, and of their last `forwards` the rows that may be read behind them."""
 
     def __init__(self, loaded: LoadedLayers, forwards: int) -> None:
         self.loaded = loaded
-        self._rows: deque[tuple[int, wire.Rows]] = deque(maxlen=forwards)
+        self._rows: deque[tuple[int, dict[int, wire.Rows]]] = deque(maxlen=forwards)
 
     def run_forward(
         self, number: int, batch: Sequence[wire.WireSegment], hidden: wire.Rows | None
@@ -60,19 +60,20 @@ class ServedLayers:
         if not count:
             return wire.Computed(computed.device_ms), rows
         wanted = [segment.rows[1] - segment.rows[0] for segment in batch]
-        alone = np.repeat([segment.best > 0 for segment in batch], wanted)
+        bests = np.repeat([segment.best for segment in batch], wanted)
+        alone = bests > 0
         few = rows if alone.all() else rows[alone]
         temperatures = np.repeat([segment.temperature for segment in batch], wanted)[alone]
         logits, ids, masses = find_best_logits(few, min(count, few.shape[1]), temperatures.tolist())
-        if count > 1:  # the best alone says who is chosen
-            self._rows.append((number, few if few is not rows or computed.stays else few.copy()))
+        if count > 1:  # one says who is chosen
+            self._rows.append((number, {int(row): few[row].copy() for row in np.flatnonzero(bests[alone] > 1)}))
         return wire.Computed(computed.device_ms, wire.Best.pack(ids, logits, masses)), rows[~alone]
 
     def read_row(self, question: wire.ReadRow) -> wire.Rows:
         """Return all logits of a row, shape (1, vocabulary). Raises DeviceLost."""
         for number, rows in self._rows:
-            if number == question.forward and question.row < len(rows):
-                return rows[question.row : question.row + 1]
+            if number == question.forward and question.row in rows:
+                return rows[question.row][None]
         raise DeviceLost(f"row {question.row} of forward {question.forward} is not there any more")
 
 

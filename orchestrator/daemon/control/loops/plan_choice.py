@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from device_profiles.units import human_bytes
-from orchestrator.planning.correction import key_of
+from orchestrator.daemon.control.loops.planner_port import StartPlan
+from orchestrator.daemon.control.rollout.replica_diff import leave_name
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.planning.wanted import PlanError
+from orchestrator.protocol.contract import WorkerSpec
 from policies.planning.merit import describe_merit, sum_merits
 from policies.planning.placement.workers import room_bytes
 from policies.planning.plan import Plan, Prediction, ReplicaPlacement, diff
@@ -35,35 +38,46 @@ def weigh_move(running: Plan, other: PlanProposal, reached: Sequence[Prediction]
     return True, f"changed, {texts[0]} -> {texts[1]} predicted: {changes}"
 
 
-def refuse_crowding(running: Sequence[ReplicaPlacement], other: PlanProposal) -> None:
-    """Raise PlanError where a device has no room for the workers of both plans: those of the other one are loaded while
-    the `running` ones still have theirs."""
-    held = [_name_worker(replica) for replica in running]
-    coming = [replica for replica in other.plan.replicas if _name_worker(replica) not in held]
-    takes, adds = _sum_memory(running), _sum_memory(coming)
-    for device in other.cluster.devices:
-        room, added = room_bytes(device, other.wanted.constraints), adds.get(device.id, 0.0)
+class NoRoomBeside(PlanError):
+    """The workers of another plan have no room beside those that run."""
+
+
+def refuse_crowding(alive: Sequence[ReplicaPlacement], targets: Sequence[WorkerSpec], other: StartPlan) -> None:
+    """Raise NoRoomBeside where a device cannot hold the workers of both plans: those of the `other` one are loaded
+    while those that run have their memory. `alive`: the replicas that have workers, and `targets` the specs of these,
+    which stay where the other plan has the same."""
+    proposal, staying = other.proposal, [leave_name(spec) for spec in targets]
+    placed = zip(proposal.plan.replicas, other.targets, strict=True)
+    coming = [replica for replica, spec in placed if leave_name(spec) not in staying]
+    takes, adds = sum_memory(alive), sum_memory(coming)
+    for device in proposal.cluster.devices:
+        room, added = room_bytes(device, proposal.wanted.constraints), adds.get(device.id, 0.0)
         needed = takes.get(device.id, 0.0) + added
         if added and needed > room:
-            raise PlanError(
+            raise NoRoomBeside(
                 f"{device.id} has no room for another worker beside what runs: together they take "
                 f"{human_bytes(needed)}, and {human_bytes(room)} may be filled"
             )
 
 
-def _name_worker(replica: ReplicaPlacement) -> tuple[object, ...]:
-    """Return what tells whether a worker of one plan is that of another, too."""
-    drafter = replica.draft.drafter if replica.draft is not None and replica.draft.process == "target" else ""
-    shards = [(*key_of(shard), shard.device, shard.first_layer, shard.end_layer) for shard in replica.shards]
-    return replica.kv_cache_bytes, drafter, shards
+def leave_room(first: PlanProposal, alive: Iterable[ReplicaPlacement]) -> PlanProposal:
+    """Return what to plan from where the replicas that run keep their memory."""
+    taken = sum_memory(alive)
+    devices = tuple(
+        replace(device, memory_bytes=max(0, device.memory_bytes - round(taken.get(device.id, 0.0))))
+        for device in first.cluster.devices
+    )
+    return replace(first, cluster=replace(first.cluster, devices=devices))
 
 
-def _sum_memory(replicas: Iterable[ReplicaPlacement]) -> dict[str, float]:
-    """Return what replicas take of each device, in bytes."""
+def sum_memory(replicas: Iterable[ReplicaPlacement]) -> dict[str, float]:
+    """Return what replicas take of each device, with their own draft workers, in bytes."""
     taken: dict[str, float] = {}
-    for shard in (shard for replica in replicas for shard in replica.shards):
-        for device in shard.devices:
-            taken[device] = taken.get(device, 0.0) + shard.memory.total / len(shard.devices)
+    for replica in replicas:
+        draft = replica.draft.shard if replica.draft is not None and replica.draft.process == "own" else None
+        for shard in (*replica.shards, *([draft] if draft is not None else [])):
+            for device in shard.devices:
+                taken[device] = taken.get(device, 0.0) + shard.memory.total / len(shard.devices)
     return taken
 
 

@@ -16,7 +16,13 @@ from orchestrator.config.placement import PlacementSection
 from orchestrator.daemon.control import actions
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.loops.load_watch import LoadWatch
-from orchestrator.daemon.control.loops.plan_choice import refuse_crowding, refuse_idle_growth, weigh_move
+from orchestrator.daemon.control.loops.plan_choice import (
+    NoRoomBeside,
+    leave_room,
+    refuse_crowding,
+    refuse_idle_growth,
+    weigh_move,
+)
 from orchestrator.daemon.control.loops.plan_obstacles import Place, PlanObstacles, find_places
 from orchestrator.daemon.control.loops.planner_port import PlanExecutor, Planner, StartPlan
 from orchestrator.daemon.control.loops.prediction_watch import DecodeRound, PredictionWatch
@@ -359,6 +365,7 @@ class PlanKeeper:
             fewer = (await self._make_for(replace(demand, most=count))).proposal.plan
             refuse_idle_growth(fewer, planned.proposal, count)
         self._loads.settle()
+        refuse_crowding(self._list_alive(), self._running.targets, planned)
         await self._move(planned, f"for {demand.requests} requests at once: {count} -> {len(plan.replicas)} replicas")
         self._demand = replace(demand, least=len(plan.replicas), most=len(plan.replicas))
 
@@ -376,7 +383,7 @@ class PlanKeeper:
         nothing where workers are `starved`."""
         _log.info("%s: planning again", changed)
         try:
-            await self._plan_again(self._obstacles.list_possible(self.proposal.plan, starved))
+            await self._plan_again(self._list_alive(starved))
         except OutriderError as error:
             self._last = f"kept, though {changed}: {error}"
             _log.info("the plan is %s", self._last)
@@ -386,16 +393,15 @@ class PlanKeeper:
         hosts = {host.name for host in self._first.cluster.hosts}
         news = self._obstacles.describe_news(plan, {host.name for host in self.proposal.cluster.hosts}, hosts, out)
         _log.warning("%s: planning again", news)
-        alive = [
-            replica
-            for replica in self._obstacles.list_possible(plan)
-            if not {place for shard in replica.shards for place in (*shard.devices, shard.host)} & out
+        alive = self._list_alive()
+        # Whatever is planned now: a plan whose host is away cannot be run.
+        running = [] if {shard.host for shard in plan.shards} - hosts else alive
+        reached = [
+            self._reach(replica, max(self._corrections.get(key_of(shard), 1.0) for shard in replica.shards))
+            for replica in running
         ]
-        if {shard.host for shard in plan.shards} - hosts:
-            alive = []  # whatever is planned now: the running plan cannot be run
-        ratios = [max(self._corrections.get(key_of(shard), 1.0) for shard in replica.shards) for replica in alive]
         try:
-            await self._plan_again(alive, [self._reach(*pair) for pair in zip(alive, ratios, strict=True)])
+            await self._plan_again(alive, reached)
         except OutriderError as error:
             self._last = f"kept, though {news}: {error}"
             _log.warning("the plan is %s", self._last)
@@ -411,7 +417,7 @@ class PlanKeeper:
             *(", ".join(shard.device for shard in shards), ratio, self._policy.drift_tolerance),
         )
         # What the running plan reaches, as far as it is known: replicas that run alike have drifted alike.
-        alive = self._obstacles.list_possible(before)
+        alive = self._list_alive()
         reached = [
             self._reach(replica, ratio if keys & {key_of(shard) for shard in replica.shards} else 1.0)
             for replica in alive
@@ -421,6 +427,19 @@ class PlanKeeper:
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
             self._watch.correct_costs(keys, ratio)
             self._tell_last(f"kept: {error}")
+
+    def _list_alive(self, starved: Set[Place] = frozenset()) -> list[ReplicaPlacement]:
+        """Return the replicas of the running plan that can have workers: not where runtimes are lacking or refused, nor
+        on what refuses work or is away."""
+        out, hosts = self._refusing, {host.name for host in self._first.cluster.hosts}
+        possible = self._obstacles.list_possible(self.proposal.plan, starved)
+        parts = [{place for shard in replica.shards for place in (*shard.devices, shard.host)} for replica in possible]
+        away = [{shard.host for shard in replica.shards} - hosts for replica in possible]
+        return [
+            replica
+            for replica, places, absent in zip(possible, parts, away, strict=True)
+            if not places & out and not absent
+        ]
 
     def _reach(self, replica: ReplicaPlacement, ratio: float) -> Prediction:
         """Return what a replica of the running plan reaches, as far as it is known. Its rounds take `ratio` times what
@@ -438,18 +457,26 @@ class PlanKeeper:
         self._planned_s = now_s
         first = self.asked_now
         self._requests = first.request.placement.concurrency
-        planned = await self._make(first, self._loads.settle(), self._making)
+        loads = self._loads.settle()
+        planned = await self._make(first, loads, self._making)
         if reached is None:  # a draft's device counts as well as its target's
             reached = predict_running(alive, planned.proposal.cluster, planned.proposal.wanted)
-        await self._take(planned, alive, reached)
+        try:
+            await self._take(planned, alive, reached)
+        except NoRoomBeside as error:
+            beside = {name: replace(load, memory_ours_bytes=0) for name, load in loads.items()}
+            try:
+                await self._take(await self._make(leave_room(first, alive), beside, self._making), (), reached)
+            except PlanError as other:
+                raise PlanError(f"{error}; beside it: {other}") from error
 
     async def _take(self, planned: StartPlan, alive: Sequence[ReplicaPlacement], reached: Sequence[Prediction]) -> None:
         """Run another plan where that is worth a move by the objective, compared with what the running one reaches,
-        and its workers have room beside those that run. Raises OutriderError, with the reason, where it is not, or they
-        do not start."""
+        and its workers have room beside those of the replicas that are `alive`. Raises OutriderError, with the reason,
+        where it is not, or they do not start."""
         moves, reason = weigh_move(self.proposal.plan, planned.proposal, reached)
         if moves:
-            refuse_crowding(alive, planned.proposal)
+            refuse_crowding(alive, self._running.targets, planned)
             await self._move(planned, reason)
         else:
             self._adopt(planned, reason)

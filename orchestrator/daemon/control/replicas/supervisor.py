@@ -55,9 +55,9 @@ class Supervisor:
             followed.ending = asyncio.create_task(self._end(order, followed), name=f"end worker {order.worker}")
 
     def list_processes(self) -> list[int]:
-        """Return the numbers of all workers' processes, on whichever hosts, also of those that are not ready yet."""
-        workers = [followed.worker for followed in self._followed.values() if followed.worker is not None]
-        return [pid for worker in workers for pid in worker.pids]
+        """Return the numbers of all workers' processes, on whichever hosts: from their start until they have ended."""
+        workers = [followed.worker or followed.leaving for followed in self._followed.values()]
+        return [pid for worker in workers if worker is not None for pid in worker.pids]
 
     async def wait_ended(self) -> None:
         while tasks := [task for followed in self._followed.values() if (task := followed.ending or followed.task)]:
@@ -110,10 +110,13 @@ class _Followed:
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
+        self.leaving: Worker | None = None
+        """It until it has ended; nothing is sent to it any more."""
         self.task: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
 
     async def clear(self, grace_s: float) -> None:
-        worker, self.worker = self.worker, None
-        if worker is not None:
-            await worker.stop(grace_s)
+        self.leaving, self.worker = self.worker or self.leaving, None
+        if self.leaving is not None:
+            await self.leaving.stop(grace_s)
+            self.leaving = None
