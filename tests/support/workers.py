@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -34,9 +34,19 @@ def list_workers() -> list[psutil.Process]:
     running = [
         child
         for child in children
-        if child.pid in warm.forked_workers or "orchestrator.worker.local_host" in child.cmdline()
+        if child.pid in warm.forked_workers or "orchestrator.worker.local_host" in _read_command(child)
     ]
     return sorted(running, key=lambda child: (child.create_time(), child.pid))
+
+
+def _read_command(child: psutil.Process) -> list[str]:
+    """Return a child's command line. The kernel shows none yet for a moment in which whoever started it may go on."""
+    for _ in range(100):
+        with suppress(psutil.ZombieProcess):  # it has ended meanwhile
+            if command := child.cmdline():
+                return command
+        time.sleep(0.001)
+    return []
 
 
 @asynccontextmanager
