@@ -49,7 +49,7 @@ def refuse_crowding(alive: Sequence[ReplicaPlacement], targets: Sequence[WorkerS
     proposal, staying = other.proposal, [leave_name(spec) for spec in targets]
     placed = zip(proposal.plan.replicas, other.targets, strict=True)
     coming = [replica for replica, spec in placed if leave_name(spec) not in staying]
-    takes, adds = sum_memory(alive), sum_memory(coming)
+    takes, adds = _sum_memory(alive), _sum_memory(coming)
     for device in proposal.cluster.devices:
         room, added = room_bytes(device, proposal.wanted.constraints), adds.get(device.id, 0.0)
         needed = takes.get(device.id, 0.0) + added
@@ -62,7 +62,7 @@ def refuse_crowding(alive: Sequence[ReplicaPlacement], targets: Sequence[WorkerS
 
 def leave_room(first: PlanProposal, alive: Iterable[ReplicaPlacement]) -> PlanProposal:
     """Return what to plan from where the replicas that run keep their memory."""
-    taken = sum_memory(alive)
+    taken = _sum_memory(alive)
     devices = tuple(
         replace(device, memory_bytes=max(0, device.memory_bytes - round(taken.get(device.id, 0.0))))
         for device in first.cluster.devices
@@ -70,7 +70,7 @@ def leave_room(first: PlanProposal, alive: Iterable[ReplicaPlacement]) -> PlanPr
     return replace(first, cluster=replace(first.cluster, devices=devices))
 
 
-def sum_memory(replicas: Iterable[ReplicaPlacement]) -> dict[str, float]:
+def _sum_memory(replicas: Iterable[ReplicaPlacement]) -> dict[str, float]:
     """Return what replicas take of each device, with their own draft workers, in bytes."""
     taken: dict[str, float] = {}
     for replica in replicas:

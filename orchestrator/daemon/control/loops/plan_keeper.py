@@ -41,7 +41,7 @@ from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.rounds import RoundReport
 from policies.planning.merit import slow_down
 from policies.planning.placement.running import predict_running
-from policies.planning.plan import Prediction, ReplicaPlacement, Role
+from policies.planning.plan import Prediction, ReplicaPlacement, Role, Shard
 from policies.serving import drift
 from policies.serving.request_load import has_changed
 
@@ -432,14 +432,12 @@ class PlanKeeper:
         """Return the replicas of the running plan that can have workers: not where runtimes are lacking or refused, nor
         on what refuses work or is away."""
         out, hosts = self._refusing, {host.name for host in self._first.cluster.hosts}
+
+        def is_there(shard: Shard) -> bool:
+            return shard.host in hosts and not {*shard.devices, shard.host} & out
+
         possible = self._obstacles.list_possible(self.proposal.plan, starved)
-        parts = [{place for shard in replica.shards for place in (*shard.devices, shard.host)} for replica in possible]
-        away = [{shard.host for shard in replica.shards} - hosts for replica in possible]
-        return [
-            replica
-            for replica, places, absent in zip(possible, parts, away, strict=True)
-            if not places & out and not absent
-        ]
+        return [replica for replica in possible if all(map(is_there, replica.shards))]
 
     def _reach(self, replica: ReplicaPlacement, ratio: float) -> Prediction:
         """Return what a replica of the running plan reaches, as far as it is known. Its rounds take `ratio` times what
