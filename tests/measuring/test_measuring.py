@@ -56,6 +56,13 @@ def test_a_few_forwards_tell_roughly_what_rows_cost():
     assert quick_cost(toy("base_ms=4"), SystemClock(), budget_s=0.0) is None, "no time, no figures"
 
 
+def test_a_model_that_takes_longer_is_measured_for_longer():
+    found = quick_cost(toy("base_ms=40&row_ms=4"), SystemClock(), budget_s=0.01)
+    assert found is not None
+    assert found.ms(3) == pytest.approx(52.0, rel=0.3), "rows of short drafts are measured, whatever the budget"
+    assert found.ms(4, 4) < found.ms(12, 4)
+
+
 def round_of(sequences, rows, ms, *, changed=False, context=0.0, **more):
     return RoundSample(sequences, rows, context, ms, changed, **more)
 
