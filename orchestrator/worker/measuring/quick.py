@@ -16,10 +16,10 @@ from orchestrator.worker.measuring.steps import forward_ms, read_min_rows, segme
 _HELD = 16  # positions of each sequence. Not tuned.
 _TOKENS = 32  # so many different ones: what they are does not change what they cost
 _SHAPES = ((1, 1), (1, 9), (1, 3), (1, 5), (4, 1), (4, 3), (16, 1), (16, 3))
-"""Sequences and the rows of each, those that tell most first. ADR 0160: without three and five rows the first rows of a
-draft seem to cost what all nine cost on the average, where kernels take several for the time of one."""
+"""Sequences and the rows of each, those that tell most first. ADR 0160: kernels may take several rows in the time of
+one. Without three and five rows each row up to nine seems to cost the same."""
 _TELLING = _SHAPES[:6]
-"""With these rows can be told from sequences."""
+"""What it takes to tell the cost of a row from that of a sequence."""
 _TURNS = ((1, 5), (1, 1)) * 3
 """Run in turn, to see what a forward takes longer whose rows are not those of the one before. ADR 0029: a change takes
 5 ms, so three pairs are enough to see one."""
